@@ -1,0 +1,57 @@
+/* The engine: one thread that owns sequences, blocks and the device, and runs steps.
+ *
+ * Everything it hears and says goes through its mailbox (engine/message.h). engine_create opens the
+ * device and the model on the calling thread, with progress on the log; engine_start begins to
+ * serve. */
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include "engine/mailbox.h"
+
+struct engine;
+struct tokenizer;
+struct chat_template;
+
+struct engine_config {
+    const char *model;  /* path of a GGUF file; NULL with device "mock": a made-up model */
+    const char *device; /* "auto", "cpu", "mock" */
+    struct cpu_options cpu;
+    struct mock_options mock;
+    uint32_t block_rows;         /* R: 8 or 16 */
+    uint64_t kv_hbm_bytes;       /* 0: chosen from max_model_len and max_num_seqs */
+    uint64_t kv_dram_bytes;      /* 0: no second tier */
+    uint32_t max_model_len;      /* 0: the model's */
+    uint32_t max_num_seqs;       /* sequences that run together */
+    uint32_t max_batched_tokens; /* rows of a step */
+    bool prefix_caching;
+    uint64_t seed;        /* secret of the prefix cache's hash; from the system's randomness */
+    size_t to_loop_bytes; /* event ring; 0: default */
+};
+
+/* What the API must know of the model. Borrowed from the engine; constant after engine_create. */
+struct engine_info {
+    const char *architecture, *name; /* name: general.name, or the file name */
+    const char *backend;             /* one line: device, instruction set, threads */
+    const struct tokenizer *tokenizer;
+    const struct chat_template *chat; /* NULL: the model has no template */
+    uint64_t n_params, weight_bytes;
+    uint32_t vocab;         /* width of the logits */
+    uint32_t max_model_len; /* after clamping to what the block pool can hold */
+    uint32_t block_rows, max_num_seqs, max_batched_tokens;
+    uint64_t kv_blocks[2], kv_block_bytes; /* HBM, DRAM */
+    uint32_t end_ids[8], n_end_ids;        /* tokens that end a generation */
+    bool prefix_caching;
+};
+
+/* Loads everything, on the calling thread (which need not be the loop's: weights take a while and
+ * /health must answer). wake/arg: see mailbox_create. */
+status engine_create(struct engine **out, const struct engine_config *cfg, void (*wake)(void *),
+                     void *arg);
+const struct engine_info *engine_info(const struct engine *e);
+struct mailbox *engine_mailbox(struct engine *e);
+status engine_start(struct engine *e); /* starts the thread */
+/* Asks the thread to end (MSG_QUIT), joins it and frees everything. The loop must go on draining
+ * nothing: events still queued are dropped. */
+void engine_destroy(struct engine *e);
+
+#endif

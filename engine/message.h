@@ -1,0 +1,121 @@
+/* What the loop thread and the engine thread say to each other: flat messages, no pointers, so that
+ * the engine can live in its own process one day. A message is one of these structs, followed by
+ * its arrays in the order named; every message is a multiple of 8 bytes (mailbox.h).
+ *
+ * A request id is chosen by the API, unique for the life of the process and never 0. After a
+ * sequence's MSG_DONE the engine never mentions its id again; every accepted MSG_SUBMIT gets
+ * exactly one MSG_DONE. */
+#ifndef ENGINE_MESSAGE_H
+#define ENGINE_MESSAGE_H
+
+#include "kernels/backend.h"
+
+enum message_kind {
+    /* loop -> engine */
+    MSG_SUBMIT = 1,
+    MSG_CANCEL,
+    MSG_QUIT,
+    /* engine -> loop */
+    MSG_TOKEN,
+    MSG_PROMPT,
+    MSG_DONE,
+    MSG_STEP,
+    MSG_FAILED, /* the engine thread has ended: nothing more comes; text in msg_failed */
+};
+
+struct msg_head {
+    uint32_t kind;
+    uint32_t bytes; /* of the whole message, head included; multiple of 8 */
+};
+
+/* One sequence to generate. Arrays follow: uint32_t prompt[n_prompt], uint32_t stop_ids[n_stop],
+ * uint32_t bias_ids[n_bias], float bias[n_bias]. stop_ids holds the request's stop_token_ids and,
+ * unless ignore_eos was asked, the model's end tokens: a sampled one ends the sequence.
+ * While output is shorter than min_tokens, the ids in stop_ids are banned. */
+struct msg_submit {
+    struct msg_head head;
+    uint64_t id;
+    uint64_t
+        leader; /* siblings of one prompt (n > 1): id of choice 0, which prefills first; 0: none */
+    uint64_t salt[2];    /* of the prefix cache: hash of tenant and cache_salt */
+    uint64_t arrival_us; /* clock_us() when the request's first byte came */
+    struct sample_params params;
+    uint32_t n_prompt, n_stop, n_bias;
+    uint32_t max_tokens; /* 0: score the prompt only */
+    uint32_t min_tokens;
+    int32_t logprobs;        /* -1: none, else top n */
+    int32_t prompt_logprobs; /* -1: none, else top n: turns prefix hits off for this sequence */
+};
+
+struct msg_cancel {
+    struct msg_head head;
+    uint64_t id;
+};
+
+struct msg_quit {
+    struct msg_head head;
+};
+
+/* A sampled token. sample_top top[n_top] follows. */
+struct msg_token {
+    struct msg_head head;
+    uint64_t id;
+    uint32_t token, index; /* index: 0 for the first output token */
+    uint32_t rank;
+    float logprob;  /* valid if logprobs were asked */
+    uint32_t n_top; /* entries that follow */
+    uint32_t pad;
+};
+
+/* Log-probability of prompt token `index` (from 1: the first has none). sample_top top[n_top]
+ * follows. They arrive in order, before the first MSG_TOKEN. */
+struct msg_prompt {
+    struct msg_head head;
+    uint64_t id;
+    uint32_t token, index, rank;
+    float logprob;
+    uint32_t n_top, pad;
+};
+
+enum done_reason {
+    DONE_STOP,      /* a token of stop_ids: stop_token names it */
+    DONE_LENGTH,    /* max_tokens */
+    DONE_CANCELLED, /* MSG_CANCEL */
+    DONE_NUMERIC,   /* a non-finite logit: this sequence only */
+    DONE_DEVICE,    /* the step failed */
+    DONE_REFUSED,   /* larger than the block pool can ever hold, or the engine is quitting */
+};
+
+struct msg_done {
+    struct msg_head head;
+    uint64_t id;
+    uint32_t reason; /* enum done_reason */
+    uint32_t stop_token;
+    uint32_t n_prompt, n_output; /* tokens */
+    uint32_t n_cached;           /* prompt tokens found in the prefix cache at first admission */
+    uint32_t n_preempted;        /* times it was preempted */
+    uint64_t submitted_us, scheduled_us, first_us, last_us; /* engine's clock; 0: never happened */
+};
+
+/* After every step, and once at start: the state of the engine. Counters are totals since start. */
+struct msg_step {
+    struct msg_head head;
+    uint64_t now_us, steps;
+    uint64_t step_us;                       /* duration of this step */
+    uint64_t prompt_tokens, output_tokens;  /* computed in all; prompt tokens without cache hits */
+    uint64_t cached_tokens, queried_tokens; /* prefix cache, one query per sequence */
+    uint64_t preemptions;
+    uint64_t blocks_total[2], blocks_free[2]; /* by tier: HBM, DRAM */
+    uint64_t blocks_cached[2];                /* held by the prefix index alone */
+    uint64_t table_bytes;
+    uint32_t running, waiting;
+    uint32_t step_tokens; /* rows of this step */
+    uint32_t step_decodes;
+};
+
+struct msg_failed {
+    struct msg_head head;
+    char text[248];
+};
+
+#endif

@@ -1,0 +1,53 @@
+/* A language model: its shape, its weights on the device, and one forward pass over a batch.
+ *
+ * The pass is written once over the backend's operations; a new architecture of the llama family
+ * is a row of differences in model_load. */
+#ifndef ENGINE_MODEL_MODEL_H
+#define ENGINE_MODEL_MODEL_H
+
+#include "kernels/backend.h"
+
+struct tokenizer;
+struct chat_template;
+struct model;
+
+struct model_shape {
+    uint32_t layers, hidden, ff, heads, kv_heads, head_dim, vocab, max_positions;
+    float norm_eps, rope_base;
+};
+
+struct model_info {
+    struct model_shape shape;
+    char architecture[32], name[128];
+    uint64_t n_params, weight_bytes;
+    uint32_t end_ids[8], n_end_ids;
+};
+
+/* Opens the file, checks it, packs the weights (with progress on the log) and closes it again.
+ * max_positions: longest context wanted, 0 for the model's own. */
+status model_load(struct model **out, struct backend *be, const char *path, uint32_t max_positions);
+/* A model without weights for the mock backend: shape of the default model, byte tokenizer. */
+status model_create_mock(struct model **out, struct backend *be, uint32_t max_positions);
+void model_destroy(struct model *m);
+
+const struct model_info *model_info(const struct model *m);
+const struct tokenizer *model_tokenizer(const struct model *m);
+const struct chat_template *model_chat(const struct model *m); /* NULL: none in the file */
+
+/* Activation memory for steps of at most max_rows rows, max_logits of which want logits. */
+status model_reserve(struct model *m, uint32_t max_rows, uint32_t max_logits);
+
+struct batch {
+    const struct kv_geometry *geo;
+    void *arena; /* HBM arena */
+    uint32_t n_rows, n_seqs, n_logits;
+    const uint32_t *tokens;       /* [n_rows] */
+    const struct batch_seq *seqs; /* [n_seqs], rows in order without gaps */
+    const uint32_t *logit_rows;   /* [n_logits] rows whose logits are wanted */
+};
+
+/* Runs the batch: appends K and V of every row, returns act [n_logits][vocab] of the last norm and
+ * head (owned by the model, valid until the next call). Queues; errors come out of sync. */
+const void *model_forward(struct model *m, const struct batch *b);
+
+#endif
