@@ -1,5 +1,7 @@
-# Bootstrap rules; see `make help`.
-B       := build$(if $(CUDA),-cuda)$(if $(SAN),-$(SAN))$(if $(DEBUG),-debug)
+# Bootstrap rules; the full set comes with `make help`.
+B       := build$(if $(CUDA),-cuda)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)
+comma   := ,
+LLHTTP  ?= /tmp/dl/llhttp
 WARN    := -Wall -Wextra -Werror -Wshadow -Wvla -Wundef -Wformat=2 -Wpointer-arith \
            -Wwrite-strings -Wimplicit-fallthrough -Wstrict-prototypes -Wmissing-prototypes
 CFLAGS  := -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer -ffp-contract=off -MMD -MP $(WARN) $(if $(DEBUG),-O0 -DAUDIT,-O2)
@@ -7,7 +9,30 @@ ifdef SAN
 CFLAGS  += -fsanitize=$(SAN) -fno-sanitize-recover=all
 LDFLAGS += -fsanitize=$(SAN)
 endif
+LDLIBS  := -luv -lcjson $(if $(SAN),,-ljemalloc) -lpthread -ldl -lm
+
+# Files of one instruction set are compiled with its flags; who may run them is asked at start.
+ISA_avx2   := -mavx2 -mfma -mf16c
+ISA_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mfma -mf16c -mavx2 -mprefer-vector-width=512
+
+FOLDERS := kernels kernels/cpu kernels/mock cache engine engine/model engine/text api server
+SRC     := $(filter-out server/main.c,$(wildcard $(addsuffix /*.c,$(FOLDERS))))
+OBJ     := $(SRC:%.c=$(B)/%.o)
+tests-of = $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/$(1)/*.c))
+
+$(B)/%_avx2.o: %_avx2.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(ISA_avx2) -c $< -o $@
+$(B)/%_avx512.o: %_avx512.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(ISA_avx512) -c $< -o $@
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(CFLAGS_$(subst /,_,$*)) -c $< -o $@
+	$(CC) $(CFLAGS) -c $< -o $@
+# A test may name what it links (NEEDS_unit_kv := cache/kv.o ...); by default everything but main.
+.SECONDEXPANSION:
+$(B)/tests/%: $(B)/tests/%.o $$(if $$(NEEDS_$$(subst /,_,$$*)),$$(addprefix $(B)/,$$(NEEDS_$$(subst /,_,$$*))),$(OBJ))
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
+.SECONDARY:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,45 @@
+/* What the files of the CPU backend share. Every operation has a portable C version, the reference,
+ * and versions per instruction set in files compiled with their own flags; the table of kernels is
+ * chosen once, when the backend opens. */
+#ifndef KERNELS_CPU_CPU_H
+#define KERNELS_CPU_CPU_H
+
+#include "kernels/backend.h"
+#include "kernels/cpu/pool.h"
+
+enum isa { ISA_SCALAR, ISA_AVX2, ISA_AVX512 };
+
+struct cpu_backend {
+    struct backend base; /* first: a struct backend * is one of these */
+    struct pool *pool;
+    enum isa isa;
+    status error; /* sticks until sync */
+    char description[160];
+    struct linear_kernels *linear; /* linear.c */
+    struct attend_kernels *attend; /* attend.c */
+    struct sample_scratch *sample; /* sample.c, per worker */
+    void *scratch;                 /* linear.c: packed activations */
+    void *attend_scratch;          /* attend.c: partial results */
+};
+
+/* linear.c (weights, embed, linear) */
+status cpu_linear_open(struct cpu_backend *b);
+void cpu_linear_close(struct cpu_backend *b);
+status cpu_weight_create(struct backend *be, const struct weight_desc *d, struct weight **out);
+void cpu_weight_destroy(struct backend *be, struct weight *w);
+size_t cpu_weight_bytes(const struct weight *w);
+void cpu_embed(struct backend *be, const struct embed_args *a);
+void cpu_linear(struct backend *be, const struct linear_args *a);
+
+/* attend.c (append, attend) */
+status cpu_attend_open(struct cpu_backend *b);
+void cpu_attend_close(struct cpu_backend *b);
+void cpu_append(struct backend *be, const struct append_args *a);
+void cpu_attend(struct backend *be, const struct attend_args *a);
+
+/* sample.c */
+status cpu_sample_open(struct cpu_backend *b);
+void cpu_sample_close(struct cpu_backend *b);
+void cpu_sample(struct backend *be, const struct sample_args *a);
+
+#endif
