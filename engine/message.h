@@ -16,6 +16,7 @@ enum message_kind {
     MSG_CANCEL,
     MSG_QUIT,
     /* engine -> loop */
+    MSG_SCHEDULED,
     MSG_TOKEN,
     MSG_PROMPT,
     MSG_DONE,
@@ -54,6 +55,13 @@ struct msg_cancel {
 
 struct msg_quit {
     struct msg_head head;
+};
+
+/* The sequence left the queue and will be computed: its queue timeout no longer applies. Sent once,
+ * before anything else about it (a preemption later does not repeat it). */
+struct msg_scheduled {
+    struct msg_head head;
+    uint64_t id;
 };
 
 /* A sampled token. sample_top top[n_top] follows. */
