@@ -44,7 +44,8 @@ void api_body(struct api *a, struct exchange *x);
 void api_gone(struct api *a, struct exchange *x);
 /* The server refuses what it can see itself (bad framing, limits): a reply in the API's error shape.
  * Fills buf with the JSON body and returns its length. */
-size_t api_error_body(char *buf, size_t room, int status, const char *code, const char *message);
+size_t api_error_body(char *buf, size_t room, int http_status, const char *code,
+                      const char *message);
 
 void api_events(struct api *a);                /* the mailbox has events */
 void api_tick(struct api *a, uint64_t now_us); /* about every 100 ms */

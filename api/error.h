@@ -17,7 +17,7 @@ struct api_error {
 };
 
 /* Fills *e from a status: the type and, where code is NULL, the usual code of that status. */
-void error_set(struct api_error *e, int status, const char *code, const char *param,
+void error_set(struct api_error *e, int http_status, const char *code, const char *param,
                const char *fmt, ...) PRINTF_LIKE(5, 6);
 /* JSON text into buf; the length. room >= 4096 always suffices. */
 size_t error_render(const struct api_error *e, char *buf, size_t room);
