@@ -30,6 +30,12 @@ $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c $< -o $@
 # A test may name what it links (NEEDS_unit_kv := cache/kv.o ...); by default everything but main.
+NEEDS_unit_philox := kernels/base.o
+NEEDS_unit_mock := kernels/base.o kernels/mock/mock.o
+NEEDS_contract_sample := kernels/base.o kernels/cpu/pool.o kernels/cpu/sample.o kernels/cpu/sample_avx512.o
+ATTEND_O := $(addprefix kernels/cpu/,pool.o attend.o attend_avx2.o attend_avx512.o)
+NEEDS_contract_attend := kernels/base.o $(ATTEND_O)
+NEEDS_bench_attend := kernels/base.o $(ATTEND_O)
 .SECONDEXPANSION:
 $(B)/tests/%: $(B)/tests/%.o $$(if $$(NEEDS_$$(subst /,_,$$*)),$$(addprefix $(B)/,$$(NEEDS_$$(subst /,_,$$*))),$(OBJ))
 	@mkdir -p $(@D)

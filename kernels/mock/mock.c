@@ -1,0 +1,299 @@
+/* The mock backend: tokens without arithmetic, for tests of protocol, scheduling, load and faults.
+ *
+ * Memory and copies are real, numbers are not. `append` writes one canary per page row (the position
+ * itself) and `attend` looks two of them up, so a wrong block table fails the step here as it
+ * would spoil the answer on a real backend. Sampled tokens cycle through a range by output
+ * position and choice: what a client must receive can be written down beforehand.
+ *
+ * The made-up distribution of a position: the i-th best token has probability 2^-(i+1). The best is
+ * the token of the cycle (or eos_token where eos_every says so), then the cycle goes on, then the
+ * rest of the vocabulary in order. Logprobs, ranks, tops and targets all read this one list.
+ * Owner: the engine thread. */
+#include "kernels/backend.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+struct weight {
+    size_t bytes;
+};
+
+struct mock {
+    struct backend base; /* first: a struct backend * is one of these */
+    struct mock_options o;
+    uint32_t n_steps;       /* syncs that ended a step */
+    uint32_t n_sampled;     /* rows since open, for nan_every */
+    uint64_t step_began_us; /* clock at the first operation since the last sync; 0: none */
+    uint32_t probe;         /* moves the canary that attend looks up */
+    status error;           /* sticks until sync */
+};
+
+static struct mock *mock_of(struct backend *be)
+{
+    return (struct mock *)(void *)be;
+}
+
+static void mock_touch(struct backend *be)
+{
+    struct mock *m = mock_of(be);
+    if (m->step_began_us == 0)
+        m->step_began_us = clock_us();
+}
+
+static void mock_close(struct backend *be)
+{
+    mem_free(mock_of(be));
+}
+
+static const char *mock_describe(struct backend *be)
+{
+    (void)be;
+    return "mock: deterministic tokens, no arithmetic";
+}
+
+static void *mock_alloc(struct backend *be, size_t bytes)
+{
+    (void)be;
+    void *p = mem_try_alloc(bytes);
+    if (p == NULL)
+        (void)err(ERR_MEMORY, "mock: no memory for %zu bytes", bytes);
+    return p;
+}
+
+static void mock_free(struct backend *be, void *p, size_t bytes)
+{
+    (void)be;
+    (void)bytes;
+    mem_free(p);
+}
+
+static void mock_copy(struct backend *be, void *dst, const void *src, size_t bytes)
+{
+    (void)be;
+    if (bytes > 0)
+        memmove(dst, src, bytes);
+}
+
+static void mock_sleep_until(uint64_t at_us)
+{
+    struct timespec t = {.tv_sec = (time_t)(at_us / 1000000u),
+                         .tv_nsec = (long)(at_us % 1000000u) * 1000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+        ;
+}
+
+static status mock_sync(struct backend *be)
+{
+    struct mock *m = mock_of(be);
+    status st = m->error;
+    m->error = OK;
+    if (m->step_began_us == 0)
+        return st; /* copies at load are no step */
+    if (m->o.step_us > 0)
+        mock_sleep_until(m->step_began_us + m->o.step_us);
+    m->step_began_us = 0;
+    m->n_steps++;
+    if (m->n_steps == m->o.fail_step)
+        return err(ERR_DEVICE, "mock: step %u fails, as asked", m->n_steps);
+    return st;
+}
+
+static status mock_weight_create(struct backend *be, const struct weight_desc *d,
+                                 struct weight **out)
+{
+    (void)be;
+    struct weight *w = mem_alloc(sizeof *w);
+    w->bytes = sizeof *w;
+    CHECK(d->n_parts > 0 && d->n_parts <= ARRAY_LEN(d->parts));
+    *out = w;
+    return OK;
+}
+
+static void mock_weight_destroy(struct backend *be, struct weight *w)
+{
+    (void)be;
+    mem_free(w);
+}
+
+static size_t mock_weight_bytes(const struct weight *w)
+{
+    return w->bytes;
+}
+
+static void mock_embed(struct backend *be, const struct embed_args *a)
+{
+    (void)a;
+    mock_touch(be);
+}
+
+static void mock_linear(struct backend *be, const struct linear_args *a)
+{
+    (void)a;
+    mock_touch(be);
+}
+
+static size_t canary_offset(const struct kv_geometry *g, uint32_t layer, uint32_t head, block_id b,
+                            uint32_t row)
+{
+    return (size_t)b * g->block_bytes + kv_page_offset(g, layer, head) +
+           (size_t)row * g->head_dim * 2;
+}
+
+static void mock_append(struct backend *be, const struct append_args *a)
+{
+    mock_touch(be);
+    const struct kv_geometry *g = a->geo;
+    for (uint32_t s = 0; s < a->n_seqs; s++) {
+        const struct batch_seq *q = &a->seqs[s];
+        for (uint32_t pos = q->first_pos; pos < q->first_pos + q->n_rows; pos++)
+            for (uint32_t head = 0; head < g->kv_heads; head++)
+                memcpy((char *)a->arena + canary_offset(g, a->layer, head,
+                                                        q->blocks[pos / g->block_rows],
+                                                        pos % g->block_rows),
+                       &pos, sizeof pos);
+    }
+}
+
+static void check_canary(struct mock *m, const struct attend_args *a, const struct batch_seq *q,
+                         uint32_t pos)
+{
+    const struct kv_geometry *g = a->geo;
+    uint32_t head = pos % g->kv_heads, found;
+    size_t at =
+        canary_offset(g, a->layer, head, q->blocks[pos / g->block_rows], pos % g->block_rows);
+    memcpy(&found, (const char *)a->arena + at, sizeof found);
+    if (found != pos && m->error == OK)
+        m->error = err(ERR_DEVICE, "mock: layer %u, block %u holds position %u where %u belongs",
+                       a->layer, q->blocks[pos / g->block_rows], found, pos);
+}
+
+static void mock_attend(struct backend *be, const struct attend_args *a)
+{
+    struct mock *m = mock_of(be);
+    mock_touch(be);
+    for (uint32_t s = 0; s < a->n_seqs; s++) {
+        const struct batch_seq *q = &a->seqs[s];
+        uint32_t len = q->first_pos + q->n_rows;
+        m->probe = m->probe * 1664525u + 1013904223u; /* Numerical Recipes' generator */
+        check_canary(m, a, q, len - 1);
+        check_canary(m, a, q, (uint32_t)(((uint64_t)m->probe * len) >> 32));
+    }
+}
+
+/* The made-up distribution: a bijection between tokens and places of the list, best first. */
+struct mock_list {
+    uint32_t vocab, first, n, start; /* the cycle [first, first + n) begins at first + start */
+    uint32_t eos;                    /* leads the list here; UINT32_MAX: not at this position */
+};
+
+static struct mock_list list_at(const struct mock *m, const struct sample_row *r, uint32_t vocab)
+{
+    struct mock_list l = {.vocab = vocab, .first = m->o.first_token % vocab, .n = m->o.n_tokens};
+    if (l.n == 0 || l.n > vocab)
+        l.n = vocab;
+    l.start = (uint32_t)(((uint64_t)r->position + r->params.choice) % l.n);
+    bool eos_here = m->o.eos_every > 0 && (r->position + 1) % m->o.eos_every == 0;
+    l.eos = eos_here && m->o.eos_token < vocab ? m->o.eos_token : UINT32_MAX;
+    return l;
+}
+
+static uint32_t cycle_place(const struct mock_list *l, uint32_t token)
+{
+    uint32_t i = (token + l->vocab - l->first) % l->vocab;
+    return i < l->n ? (i + l->n - l->start) % l->n : i;
+}
+
+static uint32_t list_place(const struct mock_list *l, uint32_t token)
+{
+    uint32_t i = cycle_place(l, token);
+    if (l->eos == UINT32_MAX)
+        return i;
+    return token == l->eos ? 0 : i + (i < cycle_place(l, l->eos));
+}
+
+static uint32_t list_token(const struct mock_list *l, uint32_t place)
+{
+    uint32_t i = place;
+    if (l->eos != UINT32_MAX) {
+        if (place == 0)
+            return l->eos;
+        i = place - (place <= cycle_place(l, l->eos));
+    }
+    uint32_t step = i < l->n ? (i + l->start) % l->n : i;
+    return (uint32_t)(((uint64_t)l->first + step) % l->vocab);
+}
+
+static float place_logprob(uint32_t place)
+{
+    return -0.69314718f * (float)(place + 1);
+}
+
+static bool is_banned(const struct sample_row *r, uint32_t token)
+{
+    for (uint32_t i = 0; i < r->n_banned; i++)
+        if (r->banned[i] == token)
+            return true;
+    return false;
+}
+
+static uint32_t mock_choose(const struct mock_list *l, const struct sample_row *r)
+{
+    for (uint32_t i = 0; i < r->n_bias; i++)
+        if (r->bias[i] >= 100.0f && r->bias_ids[i] < l->vocab && !is_banned(r, r->bias_ids[i]))
+            return r->bias_ids[i];
+    for (uint32_t place = 0; place < l->vocab; place++)
+        if (!is_banned(r, list_token(l, place)))
+            return list_token(l, place);
+    return list_token(l, 0);
+}
+
+static void mock_sample_row(struct mock *m, struct sample_row *r, uint32_t vocab)
+{
+    struct mock_list l = list_at(m, r, vocab);
+    m->n_sampled++;
+    r->bad = m->o.nan_every > 0 && m->n_sampled % m->o.nan_every == 0;
+    r->token = r->target == SAMPLE_DRAW ? mock_choose(&l, r) : r->target;
+    uint32_t place = list_place(&l, r->token);
+    r->rank = place + 1;
+    r->logprob = place_logprob(place);
+    for (int32_t i = 0; i < r->n_top; i++) {
+        uint32_t at = (uint32_t)i < vocab ? (uint32_t)i : vocab - 1;
+        r->top[i] = (struct sample_top){list_token(&l, at), place_logprob((uint32_t)i)};
+    }
+}
+
+static void mock_sample(struct backend *be, const struct sample_args *a)
+{
+    mock_touch(be);
+    for (uint32_t i = 0; i < a->n_rows; i++)
+        mock_sample_row(mock_of(be), &a->rows[i], a->vocab);
+}
+
+static const struct backend_ops mock_ops = {
+    .name = "mock",
+    .act_bytes = 4,
+    .close = mock_close,
+    .describe = mock_describe,
+    .alloc = mock_alloc,
+    .free = mock_free,
+    .copy = mock_copy,
+    .sync = mock_sync,
+    .weight_create = mock_weight_create,
+    .weight_destroy = mock_weight_destroy,
+    .weight_bytes = mock_weight_bytes,
+    .embed = mock_embed,
+    .linear = mock_linear,
+    .append = mock_append,
+    .attend = mock_attend,
+    .sample = mock_sample,
+};
+
+status mock_backend_open(struct backend **out, const struct mock_options *o)
+{
+    struct mock *m = mem_alloc(sizeof *m);
+    m->base.ops = &mock_ops;
+    m->o = *o;
+    *out = &m->base;
+    return OK;
+}
