@@ -1,0 +1,26 @@
+/* The engine's half of the conversation: one function per message to the loop (engine/message.h).
+ * Each waits while the ring is full; after report_abandon they drop what they are given, so that an
+ * engine can end although nobody listens any more. */
+#ifndef ENGINE_REPORT_H
+#define ENGINE_REPORT_H
+
+#include "engine/mailbox.h"
+#include "engine/sched.h"
+
+struct report {
+    struct mailbox *mail;
+    _Atomic bool abandoned;
+};
+
+void report_scheduled(struct report *r, const struct sequence *q);
+void report_prompt(struct report *r, const struct sequence *q, uint32_t index,
+                   const struct sample_row *row);
+void report_token(struct report *r, const struct sequence *q, const struct sample_row *row);
+void report_done(struct report *r, const struct sequence *q, enum done_reason reason,
+                 uint32_t stop_token);
+/* For a submission that never became a sequence. */
+void report_refused(struct report *r, const struct msg_submit *m);
+void report_step(struct report *r, const struct msg_step *s); /* head is filled in here */
+void report_abandon(struct report *r);
+
+#endif

@@ -1,0 +1,70 @@
+/* One running generation: its tokens, its blocks, where it is. Owned by the engine thread.
+ *
+ * `tokens` holds prompt and output together; `n_computed` of them have K and V in blocks. What is
+ * left to compute is one token while decoding, more while prefilling; a preempted sequence starts
+ * again from nothing with the same tokens, so preemption and prefill are one path. */
+#ifndef ENGINE_SEQUENCE_H
+#define ENGINE_SEQUENCE_H
+
+#include "cache/kv.h"
+#include "engine/message.h"
+
+enum sequence_state {
+    SEQUENCE_WAITING, /* no blocks; in the queue */
+    SEQUENCE_RUNNING, /* open in the cache */
+    SEQUENCE_DONE,    /* MSG_DONE sent; about to be freed */
+};
+
+struct sequence {
+    uint64_t id, leader; /* leader 0: none */
+    uint64_t order;      /* of submission: larger is younger */
+    enum sequence_state state;
+    struct sequence *next, *prev;    /* in the waiting queue */
+    struct sequence *next_in_bucket; /* in the id table */
+    struct kv_seq kv;
+
+    uint32_t *tokens; /* [max_rows] prompt, then output */
+    uint32_t n_prompt, n_tokens, n_computed;
+    uint32_t max_tokens, min_tokens;
+    uint32_t n_scored;    /* prompt tokens whose log-probability was reported, the first counted */
+    uint32_t n_scheduled; /* rows of the step being planned or run */
+    uint32_t n_bypassed;  /* chunks of younger prompts that went first */
+
+    struct sample_params params;
+    int32_t logprobs, prompt_logprobs; /* -1: none */
+    const uint32_t *stop_ids;          /* [n_stop] */
+    const uint32_t *bias_ids;          /* [n_bias] */
+    const float *bias;
+    uint32_t n_stop, n_bias;
+    uint64_t salt[2];
+
+    uint32_t n_cached, n_preempted;
+    uint64_t submitted_us, scheduled_us, first_us, last_us;
+};
+
+/* Copies the message with its arrays into one piece of memory; NULL: no memory. */
+struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uint64_t now_us);
+void sequence_destroy(struct sequence *s); /* its blocks must be closed */
+
+static inline uint32_t sequence_n_output(const struct sequence *s)
+{
+    return s->n_tokens - s->n_prompt;
+}
+
+static inline uint32_t sequence_left(const struct sequence *s)
+{
+    return s->n_tokens - s->n_computed;
+}
+
+/* A row that only extends an answer, as opposed to a piece of a prompt. */
+static inline bool sequence_decodes(const struct sequence *s)
+{
+    return sequence_left(s) == 1 && sequence_n_output(s) > 0;
+}
+
+static inline bool sequence_scores_prompt(const struct sequence *s)
+{
+    return s->prompt_logprobs >= 0 && s->n_scored < s->n_prompt;
+}
+
+#endif
