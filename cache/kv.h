@@ -25,6 +25,7 @@ struct kv_config {
     bool prefix_caching;
     uint64_t layout_id; /* names plug-in and parameters when rows are permuted; 0: plain */
     uint64_t secret[2]; /* key of the hash */
+    uint32_t hash_bits; /* 0: 128; tests set a few to see collisions */
 };
 
 struct kv_geometry kv_geometry_make(uint32_t block_rows, uint32_t layers, uint32_t kv_heads,
