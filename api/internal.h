@@ -3,12 +3,12 @@
 #define API_INTERNAL_H
 
 #include "api/api.h"
+#include "api/metrics.h"
 #include "api/request.h"
 #include "api/writer.h"
 
-struct calls;   /* generations in flight: api/call.c */
-struct metrics; /* api/metrics.c */
-struct auth;    /* api/auth.c */
+struct calls; /* generations in flight: api/call.c */
+struct auth;  /* api/auth.c */
 
 struct api {
     struct api_config cfg;          /* strings borrowed from the caller for the process's life */
@@ -40,28 +40,6 @@ void calls_tick(struct api *a, uint64_t now_us); /* queue timeouts, pings, delay
 uint32_t calls_active(const struct calls *c);    /* calls not yet answered to the last byte */
 uint32_t calls_queued(const struct calls *c);    /* sequences submitted and not yet scheduled */
 void calls_abort_all(struct api *a, const char *code, const char *message);
-
-/* api/metrics.c: vLLM's names (reference/api.md 3.1) with model_name and engine labels. */
-enum metric_phase {
-    METRIC_TTFT,
-    METRIC_ITL,
-    METRIC_TPOT,
-    METRIC_E2E,
-    METRIC_QUEUE,
-    METRIC_INFERENCE,
-    METRIC_PREFILL,
-    METRIC_DECODE
-};
-status metrics_create(struct metrics **out, const char *model_name, const struct engine_info *info);
-void metrics_destroy(struct metrics *m);
-void metrics_time(struct metrics *m, enum metric_phase phase, double seconds);
-void metrics_finished(struct metrics *m, const char *reason, uint32_t prompt_tokens,
-                      uint32_t output_tokens, uint32_t max_tokens, uint32_t n, uint32_t preempted);
-void metrics_http(struct metrics *m, const char *handler, const char *method, int status,
-                  double seconds);
-void metrics_rejected(struct metrics *m, const char *reason);
-void metrics_step(struct metrics *m, const struct msg_step *s);
-void metrics_render(struct metrics *m, const struct api *a, struct writer *out);
 
 /* api/auth.c */
 status auth_create(struct auth **out, const char *const *keys, uint32_t n);
