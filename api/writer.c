@@ -1,7 +1,7 @@
 /* A growing byte buffer and the JSON forms we write.
  *
  * Streams escape one short string per token and frame it, so the escaper copies runs of ordinary
- * bytes and looks at a table for the rest. Memory is never given back before writer_fini: a writer
+ * bytes. Memory is never given back before writer_fini: a writer
  * lives as long as its connection's answer and its size settles at the largest piece written.
  *
  * A writer belongs to whoever made it; nothing here is shared between threads. */
@@ -75,25 +75,36 @@ void write_format(struct writer *w, const char *fmt, ...)
 }
 
 /* What follows the backslash; 'u': six characters; 0: the byte stands for itself. */
-static const char escapes[256] = {
-    'u', 'u', 'u', 'u', 'u', 'u', 'u', 'u', 'b',         't',           'n', 'u',
-    'f', 'r', 'u', 'u', 'u', 'u', 'u', 'u', 'u',         'u',           'u', 'u',
-    'u', 'u', 'u', 'u', 'u', 'u', 'u', 'u', ['"'] = '"', ['\\'] = '\\',
-};
+static char escape_of(unsigned char c)
+{
+    if (c >= 0x20 && c != '"' && c != '\\')
+        return 0;
+    switch (c) {
+    case '"':
+    case '\\': return (char)c;
+    case '\b': return 'b';
+    case '\f': return 'f';
+    case '\n': return 'n';
+    case '\r': return 'r';
+    case '\t': return 't';
+    default: return 'u';
+    }
+}
 
 void write_string_body(struct writer *w, const char *p, size_t len)
 {
     size_t done = 0;
     for (size_t i = 0; i < len; i++) {
         unsigned char c = (unsigned char)p[i];
-        if (escapes[c] == 0)
+        char escape = escape_of(c);
+        if (escape == 0)
             continue;
         write_bytes(w, p + done, i - done);
         done = i + 1;
-        if (escapes[c] == 'u')
+        if (escape == 'u')
             write_format(w, "\\u%04x", c);
         else
-            write_bytes(w, (const char[]){'\\', escapes[c]}, 2);
+            write_bytes(w, (const char[]){'\\', escape}, 2);
     }
     write_bytes(w, p + done, len - done);
 }
