@@ -299,7 +299,7 @@ static struct sequence *next_prompt(const struct sched *s)
     struct sequence *best = NULL;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q->n_scheduled > 0 || sequence_decodes(q))
+        if (q->n_scheduled > 0)
             continue;
         bool due = q->n_bypassed >= SCHED_MAX_BYPASS;
         bool best_due = best != NULL && best->n_bypassed >= SCHED_MAX_BYPASS;
