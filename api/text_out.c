@@ -61,22 +61,21 @@ static void *grown(void *p, size_t *room, size_t need, size_t first, size_t size
     return p;
 }
 
-void text_out_tokens_add(struct text_tokens *l, const struct text_piece *p, uint32_t offset,
-                         size_t end)
+struct text_token *text_out_tokens_add(struct text_tokens *l, const struct text_piece *p)
 {
     l->v = grown(l->v, &l->room, l->n + 1, FIRST_TOKENS, sizeof *l->v);
     l->tops = grown(l->tops, &l->top_room, l->n_tops + p->n_top, FIRST_TOKENS, sizeof *l->tops);
-    l->v[l->n++] = (struct text_token){.id = p->id,
-                                       .rank = p->rank,
-                                       .logprob = p->logprob,
-                                       .scored = p->scored,
-                                       .n_top = p->n_top,
-                                       .offset = offset,
-                                       .end = end,
-                                       .top_at = l->n_tops};
+    struct text_token *t = &l->v[l->n++];
+    *t = (struct text_token){.id = p->id,
+                             .rank = p->rank,
+                             .logprob = p->logprob,
+                             .scored = p->scored,
+                             .n_top = p->n_top,
+                             .top_at = l->n_tops};
     if (p->n_top > 0)
         memcpy(l->tops + l->n_tops, p->top, p->n_top * sizeof *p->top);
     l->n_tops += p->n_top;
+    return t;
 }
 
 static char *text_room(struct text_out *t, size_t more)
@@ -124,8 +123,11 @@ void text_out_echo_token(struct text_out *t, const struct text_piece *p)
         len = p->hidden ? 0 : len < left ? len : left;
     /* Inside a character, the characters before it are those that end before it. */
     bool inside = left > 0 && !begins_character(echo[t->echo_at]);
-    if (t->keep_tokens)
-        text_out_tokens_add(&t->tokens, p, t->echo_chars - inside, 0);
+    if (t->keep_tokens) {
+        struct text_token *e = text_out_tokens_add(&t->tokens, p);
+        e->prompt = true;
+        e->offset = t->echo_chars - inside;
+    }
     for (size_t i = 0; i < len; i++)
         t->echo_chars += begins_character(echo[t->echo_at + i]);
     t->echo_at += len;
@@ -183,8 +185,11 @@ bool text_out_push(struct text_out *t, const struct text_piece *p)
         char *at = text_room(t, 3 * (p->bytes.len + 3));
         text_added(t, utf8_stream_push(&t->utf8, p->bytes.p, p->bytes.len, at));
     }
-    if (t->keep_tokens)
-        text_out_tokens_add(&t->tokens, p, (uint32_t)offset, t->len);
+    if (t->keep_tokens) {
+        struct text_token *e = text_out_tokens_add(&t->tokens, p);
+        e->offset = (uint32_t)offset;
+        e->end = t->len;
+    }
     struct match m = {.start = SIZE_MAX};
     if (t->stops != NULL)
         for (uint32_t i = 0; i < t->stops->n; i++)

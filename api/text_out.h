@@ -29,6 +29,7 @@ struct text_token {
     uint32_t id, rank;
     float logprob;
     bool scored; /* logprob is known (not so for the first token of a prompt) */
+    bool prompt; /* an echoed token of the prompt */
     uint32_t n_top;
     uint32_t offset; /* characters of text before it, echo counted */
     size_t end;      /* bytes of text up to where it is released */
@@ -88,8 +89,8 @@ void text_out_end(struct text_out *t);
 /* Forgets text[0 .. ready) and tokens.v[0 .. n_ready_tokens). */
 void text_out_take(struct text_out *t);
 
-void text_out_tokens_add(struct text_tokens *l, const struct text_piece *p, uint32_t offset,
-                         size_t end);
+/* The new token, to be completed; borrowed until the next call. */
+struct text_token *text_out_tokens_add(struct text_tokens *l, const struct text_piece *p);
 void text_out_tokens_fini(struct text_tokens *l);
 
 #endif

@@ -1,0 +1,72 @@
+/* The JSON of generations: whole answers and stream events of both endpoints (reference/api.md 2.6,
+ * 2.9, 2.10).
+ *
+ * What is the same in every event of an answer is written once, by render_init; per event only the
+ * index, the escaped text and the reason are new. Whole answers and events share the code of their
+ * parts, so joined chunks equal the whole by construction.
+ *
+ * Everything is appended to the caller's writer. Loop thread only. */
+#ifndef API_RENDER_H
+#define API_RENDER_H
+
+#include "api/text_out.h"
+#include "api/writer.h"
+
+struct render {
+    const struct request *r;
+    const struct tokenizer *tok;
+    const char *fingerprint; /* borrowed */
+    bool usage, usage_each;  /* streams: a usage chunk at the end, and running usage before it */
+    char id[48];
+    uint64_t created;
+    struct writer head; /* "data: {...,"choices":[{"index":" of every event */
+    size_t json_at;     /* the head's JSON begins here, after "data: " */
+    struct writer key;  /* scratch: texts of tokens */
+};
+
+enum finish_kind { FINISH_NONE, FINISH_STOP, FINISH_LENGTH };
+
+/* Why a choice ended. stop_text.p: the stop string; else stop_id, unless it is TOKEN_NONE. */
+struct finish {
+    enum finish_kind kind;
+    struct text_view stop_text;
+    uint32_t stop_id;
+};
+
+/* cached: prompt tokens that the prefix cache had; 0: not told to the client. */
+struct usage {
+    uint64_t prompt, completion, cached;
+};
+
+/* What one event or one element of "choices" shows: the ready part of `out`. */
+struct render_choice {
+    uint32_t index;
+    const struct text_out *out;
+    struct finish finish;
+    const struct request_prompt *prompt; /* its ids are shown if asked; NULL: not here */
+    const struct text_tokens *scores;    /* prompt_logprobs; NULL: not asked */
+};
+
+/* suffix: random hexadecimal digits of the answer's id. */
+void render_init(struct render *v, const struct request *r, const struct tokenizer *tok,
+                 const char *suffix, uint64_t created, const char *fingerprint);
+void render_fini(struct render *v);
+
+/* Chat: the first event of a choice. */
+void render_role(struct render *v, struct writer *w, const struct render_choice *c,
+                 const struct usage *u);
+/* Text, or its end, or both. */
+void render_chunk(struct render *v, struct writer *w, const struct render_choice *c,
+                  const struct usage *u);
+/* The usage event, if asked, and [DONE]. */
+void render_last(struct render *v, struct writer *w, const struct usage *u);
+void render_error_event(struct writer *w, const struct api_error *e);
+
+/* A whole answer: begin, one call per choice in order of index, end. */
+void render_answer_begin(struct render *v, struct writer *w);
+void render_answer_choice(struct render *v, struct writer *w, const struct render_choice *c);
+/* first: the first choice, for what chat shows once per answer. */
+void render_answer_end(struct render *v, struct writer *w, const struct render_choice *first,
+                       const struct usage *u);
+
+#endif
