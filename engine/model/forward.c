@@ -1,0 +1,168 @@
+/* One pass over a batch, written over the backend's operations (reference/models.md 2.6).
+ *
+ * The residual stream x stays in the backend; every linear layer normalises its input rows itself and
+ * adds to x itself, so there is no other traffic between layers. Rows that want no logits end with the
+ * last layer's append: nobody reads what comes after. */
+#include "engine/model/internal.h"
+
+struct buffer {
+    void **p;
+    size_t bytes;
+};
+
+enum { N_BUFFERS = 6 };
+
+static void list_buffers(struct model *m, uint32_t rows, uint32_t logits,
+                         struct buffer out[N_BUFFERS])
+{
+    const struct model_shape *s = &m->info.shape;
+    size_t act = m->be->ops->act_bytes, q = (size_t)s->heads * s->head_dim;
+    size_t kv = (size_t)s->kv_heads * s->head_dim;
+    out[0] = (struct buffer){&m->x, act * rows * s->hidden};
+    out[1] = (struct buffer){&m->qkv, act * rows * (q + 2 * kv)};
+    out[2] = (struct buffer){&m->att, act * rows * q};
+    out[3] = (struct buffer){&m->ff, act * rows * s->ff};
+    out[4] = (struct buffer){&m->last, act * logits * s->hidden};
+    out[5] = (struct buffer){&m->logits, act * logits * s->vocab};
+}
+
+void model_release(struct model *m)
+{
+    struct buffer b[N_BUFFERS];
+    list_buffers(m, m->max_rows, m->max_logits, b);
+    for (int i = 0; i < N_BUFFERS; i++) {
+        if (*b[i].p != NULL)
+            m->be->ops->free(m->be, *b[i].p, b[i].bytes);
+        *b[i].p = NULL;
+    }
+    m->max_rows = m->max_logits = 0;
+}
+
+status model_reserve(struct model *m, uint32_t max_rows, uint32_t max_logits)
+{
+    struct buffer b[N_BUFFERS];
+    CHECK(max_rows > 0 && max_logits > 0 && max_logits <= max_rows);
+    model_release(m);
+    m->max_rows = max_rows;
+    m->max_logits = max_logits;
+    list_buffers(m, max_rows, max_logits, b);
+    for (int i = 0; i < N_BUFFERS; i++) {
+        if ((*b[i].p = m->be->ops->alloc(m->be, b[i].bytes)) == NULL) {
+            model_release(m);
+            return err(ERR_MEMORY, "activations for steps of %u tokens: %s", max_rows, err_text());
+        }
+    }
+    return OK;
+}
+
+static void linear(struct model *m, const struct linear_args *a)
+{
+    m->be->ops->linear(m->be, a);
+}
+
+/* x += Wdown (silu(Wgate norm(x)) * (Wup norm(x))) */
+static void feed_forward(struct model *m, const struct model_layer *l, void *x, uint32_t n_rows)
+{
+    const struct linear_args up = {.w = l->gate_up,
+                                   .in = x,
+                                   .n_rows = n_rows,
+                                   .norm_gain = l->ffn_norm,
+                                   .norm_eps = m->info.shape.norm_eps,
+                                   .mode = LINEAR_SWIGLU,
+                                   .out = m->ff};
+    const struct linear_args down = {
+        .w = l->down, .in = m->ff, .n_rows = n_rows, .mode = LINEAR_ADD, .out = x};
+    linear(m, &up);
+    linear(m, &down);
+}
+
+static void project_and_append(struct model *m, const struct batch *b, uint32_t layer)
+{
+    const struct model_shape *s = &m->info.shape;
+    const struct model_layer *l = &m->layers[layer];
+    const struct linear_args qkv = {.w = l->qkv,
+                                    .in = m->x,
+                                    .n_rows = b->n_rows,
+                                    .norm_gain = l->attn_norm,
+                                    .norm_eps = s->norm_eps,
+                                    .mode = LINEAR_STORE,
+                                    .out = m->qkv};
+    linear(m, &qkv);
+    const size_t table = (size_t)s->max_positions * (s->head_dim / 2);
+    const struct append_args append = {.geo = b->geo,
+                                       .arena = b->arena,
+                                       .layer = layer,
+                                       .heads = s->heads,
+                                       .seqs = b->seqs,
+                                       .n_seqs = b->n_seqs,
+                                       .rope_cos = m->rope,
+                                       .rope_sin = m->rope ? m->rope + table : NULL,
+                                       .qkv = m->qkv};
+    m->be->ops->append(m->be, &append);
+}
+
+static void attend(struct model *m, const struct batch *b, uint32_t layer)
+{
+    const struct attend_args a = {.geo = b->geo,
+                                  .arena = b->arena,
+                                  .layer = layer,
+                                  .heads = m->info.shape.heads,
+                                  .seqs = b->seqs,
+                                  .n_seqs = b->n_seqs,
+                                  .scale = m->attn_scale,
+                                  .qkv = m->qkv,
+                                  .out = m->att};
+    m->be->ops->attend(m->be, &a);
+}
+
+/* The last layer after its append, for the rows that want logits only. */
+static void finish_logit_rows(struct model *m, const struct batch *b)
+{
+    const struct model_layer *l = &m->layers[m->info.shape.layers - 1];
+    size_t row = (size_t)m->be->ops->act_bytes * m->info.shape.hidden;
+    for (uint32_t i = 0; i < b->n_logits; i++)
+        m->be->ops->copy(m->be, (char *)m->last + i * row,
+                         (const char *)m->x + b->logit_rows[i] * row, row);
+    const struct linear_args out = {.w = l->out,
+                                    .in = m->att,
+                                    .rows = b->logit_rows,
+                                    .n_rows = b->n_logits,
+                                    .mode = LINEAR_ADD,
+                                    .out = m->last};
+    linear(m, &out);
+    feed_forward(m, l, m->last, b->n_logits);
+    const struct linear_args head = {.w = m->head,
+                                     .in = m->last,
+                                     .n_rows = b->n_logits,
+                                     .norm_gain = m->final_norm,
+                                     .norm_eps = m->info.shape.norm_eps,
+                                     .mode = LINEAR_STORE,
+                                     .out = m->logits};
+    linear(m, &head);
+}
+
+const void *model_forward(struct model *m, const struct batch *b)
+{
+    CHECK(b->n_rows > 0 && b->n_rows <= m->max_rows && b->n_logits <= m->max_logits);
+    const uint32_t last = m->info.shape.layers - 1;
+    const struct embed_args embed = {
+        .table = m->embedding, .tokens = b->tokens, .n_rows = b->n_rows, .out = m->x};
+    m->be->ops->embed(m->be, &embed);
+    for (uint32_t i = 0; i < last; i++) {
+        const struct linear_args out = {.w = m->layers[i].out,
+                                        .in = m->att,
+                                        .n_rows = b->n_rows,
+                                        .mode = LINEAR_ADD,
+                                        .out = m->x};
+        project_and_append(m, b, i);
+        attend(m, b, i);
+        linear(m, &out);
+        feed_forward(m, &m->layers[i], m->x, b->n_rows);
+    }
+    project_and_append(m, b, last);
+    if (b->n_logits > 0) {
+        attend(m, b, last);
+        finish_logit_rows(m, b);
+    }
+    return m->logits;
+}
