@@ -30,10 +30,18 @@ $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c $< -o $@
 # A test may name what it links (NEEDS_unit_kv := cache/kv.o ...); by default everything but main.
+TEXT    := kernels/base.o $(addprefix engine/text/,bpe.o normalize.o pretokenize.o special.o tokenizer.o unicode_table.o utf8.o vocab.o)
+NEEDS_tokenize_lines  := $(TEXT)
+NEEDS_unit_tokenizer  := $(TEXT)
+NEEDS_unit_pretokenize := $(TEXT)
+NEEDS_unit_utf8       := $(TEXT)
+NEEDS_unit_chat       := $(TEXT)
+NEEDS_bench_tokenizer := $(TEXT)
+NEEDS_fuzz_tokenizer  := $(TEXT)
 NEEDS_unit_philox := kernels/base.o
 NEEDS_unit_mock := kernels/base.o kernels/mock/mock.o
 NEEDS_contract_sample := kernels/base.o kernels/cpu/pool.o kernels/cpu/sample.o kernels/cpu/sample_avx512.o
-ATTEND_O := $(addprefix kernels/cpu/,pool.o attend.o attend_avx2.o attend_avx512.o)
+ATTEND_O := $(addprefix kernels/cpu/,pool.o attend.o attend_scalar.o attend_avx2.o attend_avx512.o)
 NEEDS_contract_attend := kernels/base.o $(ATTEND_O)
 NEEDS_bench_attend := kernels/base.o $(ATTEND_O)
 .SECONDEXPANSION:
