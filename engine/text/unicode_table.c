@@ -1,5 +1,6 @@
 /* Written by engine/text/make_unicode.py; do not edit. Measured on tokenizers 0.23.3:
- * code points L 141028, N 1911, White_Space 25, numeric 1924; 810 with a combining class, 940 compositions.
+ * code points L 141028, N 1911, White_Space 25, numeric 1924;
+ * 810 with a combining class, 940 compositions.
  * SHA-256 of what follows the include: 768787b3034130f4d7452f3cef20fd50ddfa9c33291ff8426f403eb9bc5e5796 */
 /* clang-format off */
 #include "engine/text/unicode.h"
