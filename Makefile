@@ -1,36 +1,115 @@
-# Bootstrap rules; the full set comes with `make help`.
-B       := build$(if $(CUDA),-cuda)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)
-comma   := ,
-LLHTTP  ?= /tmp/dl/llhttp
-WARN    := -Wall -Wextra -Werror -Wshadow -Wvla -Wundef -Wformat=2 -Wpointer-arith \
-           -Wwrite-strings -Wimplicit-fallthrough -Wstrict-prototypes -Wmissing-prototypes
-CFLAGS  := -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer -ffp-contract=off -MMD -MP $(WARN) $(if $(DEBUG),-O0 -DAUDIT,-O2)
-ifdef SAN
-CFLAGS  += -fsanitize=$(SAN) -fno-sanitize-recover=all
-LDFLAGS += -fsanitize=$(SAN)
+# make            build/spind                   make serve      install, fetch, build and serve
+# make test       set up and run every test     make demo       a chat and a completion, live
+# make bench      against llama.cpp             make lint       layout, includes, analysers
+# make fuzz       FUZZ_S seconds per parser     make format     let clang-format decide
+# make clean      remove what was built         make help       this
+#
+# Switches: HOST= PORT= MODEL= ARGS= (serve)  FUZZ_S=30 (fuzz)  SAN=address,undefined|thread
+#           DEBUG=1  CUDA=1  V=1 (show commands)
+#
+# Downloads lie outside the tree, in SPIND_CACHE (default: ~/.cache/spind).
+
+ifeq ($(filter -j%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(shell nproc) --no-print-directory
 endif
-LDLIBS  := -luv -lcjson $(if $(SAN),,-ljemalloc) -lpthread -ldl -lm
+comma := ,
+SHELL := /bin/bash
+Q     := $(if $(V),,@)
+CACHE := $(or $(SPIND_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/spind)
+SETUP := configs/setup
+
+VERSION := 0.1.0
+B       := build$(if $(FUZZ),-fuzz)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(DEBUG),-debug)
+WARN    := -Wall -Wextra -Werror -Wshadow -Wvla -Wundef -Wformat=2 -Wpointer-arith \
+           -Wwrite-strings -Wimplicit-fallthrough -Wstrict-prototypes -Wmissing-prototypes \
+           -Wno-format-truncation
+OPTIM   := $(if $(DEBUG),-O0 -DAUDIT,-O2)
+HARDEN  := -fPIE -fstack-protector-strong
+CFLAGS   = -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer -ffp-contract=off -MMD -MP \
+           $(WARN) $(OPTIM) $(HARDEN) $(CHECKS)
+LDFLAGS := -pie -Wl,-z,relro,-z,now,-z,noexecstack
+LDLIBS  := -luv -lcjson -lpthread -ldl -lm
+
+# Sanitizers bring their own allocator; everything else gets jemalloc and glibc's checked copies.
+ifdef FUZZ
+CC      := $(firstword $(shell command -v clang-14 clang) clang)
+CHECKS  := -Wno-error -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+LDFLAGS += -fsanitize=fuzzer,address,undefined
+else ifdef SAN
+CHECKS  := -fsanitize=$(SAN) -fno-sanitize-recover=all
+LDFLAGS += -fsanitize=$(SAN)
+else
+CHECKS  := $(if $(DEBUG),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)
+LDLIBS  += -ljemalloc
+endif
 
 # Files of one instruction set are compiled with its flags; who may run them is asked at start.
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mfma -mf16c -mavx2 -mprefer-vector-width=512
+isa-of      = $(foreach isa,avx2 avx512,$(if $(findstring _$(isa).c,$(1)),$(ISA_$(isa))))
 
-FOLDERS := kernels kernels/cpu kernels/mock cache engine engine/model engine/text api server
+FOLDERS := kernels kernels/cpu kernels/mock cache sparse engine engine/model engine/text api server
 SRC     := $(filter-out server/main.c,$(wildcard $(addsuffix /*.c,$(FOLDERS))))
 OBJ     := $(SRC:%.c=$(B)/%.o)
+ALL     := $(wildcard $(addsuffix /*.[ch],$(FOLDERS) kernels/core tests tests/unit tests/contract \
+           tests/e2e tests/fuzz tests/bench))
 tests-of = $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/$(1)/*.c))
+TESTS   := $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
 
-$(B)/%_avx2.o: %_avx2.c
+.DEFAULT_GOAL := all
+.PHONY: all serve test demo bench lint fuzz format clean help tests fuzzers benches \
+        format-check deps headers tidy cppcheck analyze force
+all: $(B)/spind $(if $(CUDA),no-cuda)
+.PHONY: no-cuda
+no-cuda: $(B)/spind
+	@echo 'CUDA=1: this version has no CUDA backend yet; $(B)/spind runs on the CPU.'
+
+# llhttp before 9 lets smuggled requests through. Where the system has none that is new enough, its
+# sources are compiled in.
+ifeq ($(LLHTTP),)
+llhttp_major := $(shell printf '\#include <llhttp.h>\nLLHTTP_VERSION_MAJOR\n' | $(CC) -E -P - 2>/dev/null | tail -n 1)
+ifeq ($(shell [ "$(llhttp_major)" -ge 9 ] 2>/dev/null && echo new),new)
+LDLIBS  += -lllhttp
+else
+LLHTTP  := $(CACHE)/llhttp
+endif
+endif
+ifneq ($(LLHTTP),)
+CFLAGS  += -isystem $(LLHTTP)/include
+OBJ     += $(addprefix $(B)/llhttp/,llhttp.o api.o http.o)
+$(LLHTTP)/include/llhttp.h:
+	@$(SETUP)/llhttp.sh
+$(LLHTTP)/src/%.c: | $(LLHTTP)/include/llhttp.h ;
+$(OBJ): | $(LLHTTP)/include/llhttp.h
+$(B)/llhttp/%.o: $(LLHTTP)/src/%.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(ISA_avx2) -c $< -o $@
-$(B)/%_avx512.o: %_avx512.c
+	$(Q)$(CC) $(filter-out $(WARN),$(CFLAGS)) -w -c $< -o $@
+endif
+
+# Objects are made again when the compiler or its flags change.
+$(B)/flags: force
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(ISA_avx512) -c $< -o $@
-$(B)/%.o: %.c
+	@echo '$(CC) $(CFLAGS)' | cmp -s - $@ || { $(SETUP)/packages.sh --check build && echo '$(CC) $(CFLAGS)' > $@; }
+
+ifeq ($(V),)
+show = @printf '%-5s %s\n' $(1) $(2)
+endif
+$(B)/server/main.o: CFLAGS += -DSPIND_VERSION='"$(VERSION)"'
+$(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c $< -o $@
-# A test may name what it links (NEEDS_unit_kv := cache/kv.o ...); by default everything but main.
-TEXT    := kernels/base.o $(addprefix engine/text/,bpe.o normalize.o pretokenize.o special.o tokenizer.o unicode_table.o utf8.o vocab.o)
+	$(call show,CC,$<)
+	$(Q)$(CC) $(CFLAGS) $(call isa-of,$<) -c $< -o $@
+$(B)/libspind.a: $(OBJ)
+	$(call show,AR,$@)
+	@rm -f $@
+	$(Q)$(AR) rcs $@ $^
+$(B)/spind: $(B)/server/main.o $(B)/libspind.a
+	$(call show,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
+# Tests link what they use from libspind.a. A test may name its objects instead, while the rest of
+# the tree does not compile yet (NEEDS_unit_kv := cache/kv.o ...).
+TEXT    := kernels/base.o $(addprefix engine/text/,bpe.o normalize.o pretokenize.o special.o tokenizer.o tokens.o unicode_table.o utf8.o)
 NEEDS_tokenize_lines  := $(TEXT)
 NEEDS_unit_tokenizer  := $(TEXT)
 NEEDS_unit_pretokenize := $(TEXT)
@@ -45,8 +124,59 @@ ATTEND_O := $(addprefix kernels/cpu/,pool.o attend.o attend_scalar.o attend_avx2
 NEEDS_contract_attend := kernels/base.o $(ATTEND_O)
 NEEDS_bench_attend := kernels/base.o $(ATTEND_O)
 .SECONDEXPANSION:
-$(B)/tests/%: $(B)/tests/%.o $$(if $$(NEEDS_$$(subst /,_,$$*)),$$(addprefix $(B)/,$$(NEEDS_$$(subst /,_,$$*))),$(OBJ))
+$(B)/tests/%: $(B)/tests/%.o $$(if $$(NEEDS_$$(subst /,_,$$*)),$$(addprefix $(B)/,$$(NEEDS_$$(subst /,_,$$*))),$(B)/libspind.a)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
+	$(call show,LINK,$@)
+	$(Q)$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
 .SECONDARY:
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+
+tests: $(TESTS)
+fuzzers: $(call tests-of,fuzz)
+benches: $(call tests-of,bench)
+
+# What needs more than a compiler is a script, which sets up first and builds by calling back.
+CALL := SPIND_CACHE='$(CACHE)' MAKE='$(MAKE)' SPIND='$(B)/spind' MODEL='$(MODEL)'
+serve:
+	@$(CALL) HOST='$(HOST)' PORT='$(PORT)' $(SETUP)/serve.sh $(ARGS)
+demo:
+	@$(CALL) $(SETUP)/demo.sh
+test:
+	@$(CALL) tests/run
+bench:
+	@$(CALL) tests/bench/run
+fuzz:
+	@$(CALL) FUZZ_S='$(or $(FUZZ_S),30)' tests/fuzz/run
+
+lint: format-check deps headers tidy cppcheck
+CLANG_FORMAT := $(firstword $(shell command -v clang-format-14 clang-format) clang-format)
+CLANG_TIDY   := $(firstword $(shell command -v clang-tidy-14 clang-tidy) clang-tidy)
+LINT_CFLAGS   = $(filter-out -MMD -MP -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2,$(CFLAGS)) -DSPIND_VERSION='""'
+format:
+	$(CLANG_FORMAT) -i $(ALL)
+format-check:
+	@$(CLANG_FORMAT) --dry-run -Werror $(ALL) && echo 'layout: $(words $(ALL)) files as clang-format wants them'
+deps: # who may include whom is in tests/deps.awk
+	@awk -f tests/deps.awk $(ALL) && echo 'includes: no folder reaches up'
+headers: # each stands alone; what CUDA will read stands alone in C++ too
+	@for h in $(filter %.h,$(ALL)); do \
+	    $(CC) $(LINT_CFLAGS) -Wno-unused -fsyntax-only -x c $$h || exit 1; done
+	@for h in $(wildcard kernels/base.h kernels/backend.h kernels/dtype.h kernels/core/*.h); do \
+	    $(CXX) -std=c++17 -I. -fsyntax-only -x c++ $$h || exit 1; done
+	@echo 'headers: each compiles alone'
+tidy: $(addprefix tidy/,$(SRC) $(wildcard server/main.c))
+	@echo 'clang-tidy: nothing to say'
+tidy/%:
+	@$(CLANG_TIDY) --quiet $* -- $(LINT_CFLAGS) $(call isa-of,$*) 2> /dev/null
+cppcheck:
+	@cppcheck --quiet -j $$(nproc) --error-exitcode=1 --enable=warning,performance,portability --std=c11 \
+	    --inline-suppr --suppress=missingIncludeSystem -D_GNU_SOURCE -I. $(SRC) $(wildcard server/main.c) \
+	    && echo 'cppcheck: nothing to say'
+analyze: # gcc's own; slow, and not part of lint: gcc 12 reports paths that cannot happen
+	@for f in $(SRC); do $(CC) $(CFLAGS) -fanalyzer -c $$f -o $(B)/analyze.o || exit 1; done
+
+clean:
+	rm -rf build build-*
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+-include $(shell find $(B) -name '*.d' 2> /dev/null)

@@ -15,8 +15,8 @@ struct cpu_backend {
     enum isa isa;
     status error; /* sticks until sync */
     char description[160];
-    struct linear_kernels *linear; /* linear.c */
-    struct attend_kernels *attend; /* attend.c */
+    const struct linear_kernels *linear; /* linear.c */
+    const struct attend_kernels *attend; /* attend.c */
     struct sample_scratch *sample; /* sample.c, per worker */
     void *scratch;                 /* linear.c: packed activations */
     void *attend_scratch;          /* attend.c: partial results */

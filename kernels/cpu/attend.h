@@ -1,0 +1,73 @@
+/* What attend.c and its kernels per instruction set agree on.
+ *
+ * The order of every sum is fixed by position, so that a row's result depends on nothing else:
+ *   - scores: one chain of fused multiply-adds over the dimensions, from 0 up;
+ *   - online softmax over groups of ATTEND_GROUP positions, aligned to the position;
+ *   - values: one chain over the positions of a group, in order;
+ *   - splits of ATTEND_SPLIT positions, aligned too: each has its own partial result (O, m, l),
+ *     and partial results are folded from the first to the last.
+ * One row or sixteen, one thread or many, R = 8 or 32: the same operations in the same order.
+ *
+ * A page is K[head_dim / 2][R][2] then V[R / 2][head_dim][2]: a vector load brings pairs of bf16
+ * numbers, which a shift and a mask turn into two vectors of floats; scores need no sums across
+ * a vector, and rows of a group of heads share every load. */
+#ifndef KERNELS_CPU_ATTEND_H
+#define KERNELS_CPU_ATTEND_H
+
+#include "kernels/backend.h"
+
+enum {
+    ATTEND_GROUP = 64,
+    ATTEND_SPLIT = 256,
+    ATTEND_ROWS = 16, /* rows of one call of `part` at most */
+    ATTEND_PAGES = 8, /* pages of a group at most: R >= 8 */
+    ATTEND_PAD = 16,  /* partial results have rows of whole vectors */
+};
+
+/* Rows of one sequence against positions [begin, end) of one KV head: end - begin <= ATTEND_SPLIT,
+ * begin is a multiple of it. A query is (row, head of the group): number row * group + head. */
+struct attend_part {
+    const struct kv_geometry *geo;
+    const uint8_t *lane; /* page of block b: lane + b * block_bytes */
+    const block_id *blocks;
+    /* What this worker reads next, to prefetch: n_ahead pages (0: unknown). */
+    const block_id *ahead;
+    const uint8_t *ahead_lane;
+    uint32_t n_ahead;
+    const float *q;  /* [n_rows][q_stride]: `group` heads of head_dim each */
+    size_t q_stride; /* numbers */
+    uint32_t group, n_rows, first_pos, begin, end;
+    float scale;
+    uint32_t o_stride; /* head_dim rounded up to ATTEND_PAD */
+    float *o;          /* [n_rows * group][o_stride] sum of p * v */
+    float *m, *l;      /* [n_rows * group] greatest score (base 2), sum of p */
+    float *work;       /* attend_work_floats() of the calling worker */
+};
+
+/* One row of a batch: rotate q and k, round k and v into row `page_row` of their pages. */
+struct append_row {
+    const struct kv_geometry *geo;
+    float *qkv;             /* [heads + 2 kv_heads][head_dim] */
+    uint8_t *lanes;         /* page of head 0 in this row's block; the next head's follows it */
+    const float *cos, *sin; /* [head_dim / 2] at this position */
+    uint32_t heads, page_row;
+};
+
+struct attend_kernels {
+    void (*part)(const struct attend_part *a);
+    /* Folds a later partial result of n queries into an earlier one. */
+    void (*fold)(float *o, float *m, float *l, const float *part_o, const float *part_m,
+                 const float *part_l, uint32_t n, uint32_t o_stride);
+    void (*append)(const struct append_row *a);
+};
+
+extern const struct attend_kernels attend_scalar, attend_avx2, attend_avx512;
+
+/* Scratch of one `part` call: a group of K or V as floats; scores; sums and factors of queries. */
+static inline size_t attend_work_floats(uint32_t o_stride, uint32_t group)
+{
+    size_t n = (size_t)ATTEND_ROWS * group;
+    return (size_t)ATTEND_GROUP * o_stride + n * (ATTEND_GROUP + ATTEND_PAD + 1);
+}
+
+#endif

@@ -1,0 +1,78 @@
+/* Attention for AVX2: vectors of 8 floats, register tiles of 4 queries by 2 vectors. */
+#if defined(__AVX2__)
+#include <immintrin.h>
+#include <stdint.h>
+
+enum { VW = 8, NV = 2 };
+typedef __m256 vf;
+typedef __m256i vp; /* 8 pairs of bf16 numbers */
+
+#define vf_zero()              _mm256_setzero_ps()
+#define vf_set1(x)             _mm256_set1_ps(x)
+#define vf_load(p)             _mm256_loadu_ps(p)
+#define vf_store(p, x)         _mm256_storeu_ps((p), (x))
+#define vf_add(a, b)           _mm256_add_ps((a), (b))
+#define vf_sub(a, b)           _mm256_sub_ps((a), (b))
+#define vf_mul(a, b)           _mm256_mul_ps((a), (b))
+#define vf_fma(a, b, c)        _mm256_fmadd_ps((a), (b), (c))
+#define vf_max(a, b)           _mm256_max_ps((a), (b))
+#define vf_lane0(a)            _mm256_cvtss_f32(a)
+#define vp_load(p)             _mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define vp_first(x)            _mm256_castsi256_ps(_mm256_slli_epi32((x), 16))
+#define vp_second(x)           _mm256_castsi256_ps(_mm256_and_si256((x), _mm256_set1_epi32(-0x10000)))
+#define vp_load_halves(lo, hi) vp_load(lo) /* never needed: R >= 8 */
+
+static inline __m256i first_lanes(int n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+static inline vp vp_load_n(const uint8_t *p, uint32_t n)
+{
+    return _mm256_maskload_epi32((const int *)(const void *)p, first_lanes((int)n));
+}
+
+static inline vf vf_keep(vf x, int n, float fill)
+{
+    return _mm256_blendv_ps(vf_set1(fill), x, _mm256_castsi256_ps(first_lanes(n)));
+}
+
+static inline float vf_hmax(vf a)
+{
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+static inline float vf_hsum(vf a)
+{
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+/* 2^x for x <= 0, within 1 ulp or so: Cephes' exp2f polynomial on [-1/2, 1/2]. Below 2^-126 the
+ * result is 0; NaN passes the clamp and ends in the exponent's product. */
+static inline vf vf_exp2(vf x)
+{
+    vf small = _mm256_cmp_ps(x, vf_set1(-126.0f), _CMP_LT_OQ);
+    x = _mm256_max_ps(vf_set1(-126.0f), x);
+    vf n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    vf f = vf_sub(x, n), y = vf_set1(1.535336188319500e-4f);
+    y = vf_fma(y, f, vf_set1(1.339887440266574e-3f));
+    y = vf_fma(y, f, vf_set1(9.618437357674640e-3f));
+    y = vf_fma(y, f, vf_set1(5.550332471162809e-2f));
+    y = vf_fma(y, f, vf_set1(2.402264791363012e-1f));
+    y = vf_fma(y, f, vf_set1(6.931472028550421e-1f));
+    y = vf_fma(y, f, vf_set1(1.0f));
+    __m256i e =
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_andnot_ps(small, vf_mul(y, _mm256_castsi256_ps(e)));
+}
+
+#include "kernels/cpu/attend_vec.h"
+
+const struct attend_kernels attend_avx2 = {part, fold, append};
+#else
+typedef int attend_avx2_needs_x86;
+#endif

@@ -1,0 +1,113 @@
+/* Attention in portable C: the reference for the kernels per instruction set. The order of sums is
+ * that of attend.h; multiplication and addition round separately here. Bound by being scalar. */
+#include "kernels/cpu/attend.h"
+#include "kernels/dtype.h"
+
+#include <math.h>
+#include <string.h>
+
+static uint16_t page_number(const uint8_t *page, size_t i)
+{
+    uint16_t x;
+    memcpy(&x, page + i * 2, sizeof x);
+    return x;
+}
+
+static float key_at(const uint8_t *page, uint32_t rows, uint32_t row, uint32_t i)
+{
+    return bf16_to_f32(page_number(page, ((size_t)(i / 2) * rows + row) * 2 + i % 2));
+}
+
+static float value_at(const uint8_t *page, uint32_t rows, uint32_t dim, uint32_t row, uint32_t j)
+{
+    size_t half = (size_t)rows * dim;
+    return bf16_to_f32(page_number(page, half + ((size_t)(row / 2) * dim + j) * 2 + row % 2));
+}
+
+static const uint8_t *page_of(const struct attend_part *a, uint32_t pos)
+{
+    return a->lane + a->blocks[pos / a->geo->block_rows] * a->geo->block_bytes;
+}
+
+/* One query over n positions from pos on: a group of the online softmax. */
+static void attend_group(const struct attend_part *a, const float *q, uint32_t query, uint32_t pos,
+                         uint32_t n)
+{
+    uint32_t dim = a->geo->head_dim, rows = a->geo->block_rows;
+    float p[ATTEND_GROUP], max = a->m[query], *o = a->o + (size_t)query * a->o_stride;
+    for (uint32_t t = 0; t < n; t++) {
+        float sum = 0;
+        for (uint32_t i = 0; i < dim; i++)
+            sum += q[i] * key_at(page_of(a, pos + t), rows, (pos + t) % rows, i);
+        p[t] = sum * (a->scale * (float)M_LOG2E);
+        max = p[t] > max ? p[t] : max;
+    }
+    float alpha = exp2f(a->m[query] - max);
+    a->m[query] = max;
+    a->l[query] *= alpha;
+    for (uint32_t j = 0; j < dim; j++)
+        o[j] *= alpha;
+    for (uint32_t t = 0; t < n; t++) {
+        p[t] = exp2f(p[t] - max);
+        a->l[query] += p[t];
+        for (uint32_t j = 0; j < dim; j++)
+            o[j] += p[t] * value_at(page_of(a, pos + t), rows, dim, (pos + t) % rows, j);
+    }
+}
+
+static void part(const struct attend_part *a)
+{
+    for (uint32_t r = 0; r < a->n_rows; r++)
+        for (uint32_t h = 0; h < a->group; h++) {
+            uint32_t query = r * a->group + h, own = a->first_pos + r + 1;
+            uint32_t end = own < a->end ? own : a->end;
+            const float *q = a->q + r * a->q_stride + (size_t)h * a->geo->head_dim;
+            a->m[query] = -INFINITY;
+            a->l[query] = 0;
+            memset(a->o + (size_t)query * a->o_stride, 0, a->o_stride * sizeof *a->o);
+            for (uint32_t pos = a->begin; pos < end; pos += ATTEND_GROUP)
+                attend_group(a, q, query, pos, end - pos < ATTEND_GROUP ? end - pos : ATTEND_GROUP);
+        }
+}
+
+static void fold(float *o, float *m, float *l, const float *part_o, const float *part_m,
+                 const float *part_l, uint32_t n, uint32_t o_stride)
+{
+    for (uint32_t q = 0; q < n; q++, o += o_stride, part_o += o_stride) {
+        float max = m[q] > part_m[q] ? m[q] : part_m[q];
+        float a = exp2f(m[q] - max), b = exp2f(part_m[q] - max);
+        for (uint32_t j = 0; j < o_stride; j++)
+            o[j] = o[j] * a + part_o[j] * b;
+        l[q] = l[q] * a + part_l[q] * b;
+        m[q] = max;
+    }
+}
+
+static void append(const struct append_row *a)
+{
+    const struct kv_geometry *g = a->geo;
+    uint32_t dim = g->head_dim, half = dim / 2, rows = g->block_rows;
+    for (uint32_t h = 0; h < a->heads + g->kv_heads; h++) {
+        float *x = a->qkv + (size_t)h * dim;
+        for (uint32_t i = 0; i < half; i++) {
+            float u = x[i], w = x[half + i];
+            x[i] = u * a->cos[i] - w * a->sin[i];
+            x[half + i] = w * a->cos[i] + u * a->sin[i];
+        }
+    }
+    for (uint32_t h = 0; h < g->kv_heads; h++) {
+        const float *k = a->qkv + (size_t)(a->heads + h) * dim;
+        const float *v = k + (size_t)g->kv_heads * dim;
+        uint8_t *page = a->lanes + h * g->page_bytes;
+        for (uint32_t i = 0; i < dim; i++) {
+            uint16_t x = f32_to_bf16(k[i]), y = f32_to_bf16(v[i]);
+            size_t kp = ((size_t)(i / 2) * rows + a->page_row) * 2 + i % 2;
+            size_t vp =
+                (size_t)rows * dim + ((size_t)(a->page_row / 2) * dim + i) * 2 + a->page_row % 2;
+            memcpy(page + kp * 2, &x, sizeof x);
+            memcpy(page + vp * 2, &y, sizeof y);
+        }
+    }
+}
+
+const struct attend_kernels attend_scalar = {part, fold, append};

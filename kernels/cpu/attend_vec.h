@@ -1,0 +1,448 @@
+/* Attention kernels over vectors of VW floats, written once: attend_avx2.c and attend_avx512.c
+ * define the vector operations (vf_*, vp_*) and include this file.
+ *
+ * Two forms of the same sums. One row (decode): K and V are unpacked in registers, shared by the
+ * heads of the group; bound by memory (25 GB/s per core from DRAM), so the next group is prefetched
+ * one group (16 KiB at head_dim 64) ahead: its pages lie block_bytes apart, where no hardware
+ * prefetcher looks. Several rows (prefill): a group is unpacked once to floats in L1 and multiplied
+ * with all queries; bound by two FMA per cycle.
+ *
+ * bf16 dot products (vdpbf16ps) would round q and p as well, and run at a quarter of the FMA rate
+ * on the machines measured: floats are both faster and more exact. */
+#include "kernels/cpu/attend.h"
+#include "kernels/dtype.h"
+
+#include <math.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+enum {
+    QT = 4,         /* queries of a register tile at most */
+    TILE = VW * NV, /* positions or dimensions of a register tile */
+    GROUP = ATTEND_GROUP,
+};
+
+/* Results and scratch of one call, by query. */
+struct part_state {
+    const struct attend_part *a;
+    uint32_t dim, rows; /* head_dim, R */
+    float *kv;          /* [dim][GROUP] keys or [GROUP][o_stride] values, as floats */
+    float *scores;      /* [n][GROUP], then probabilities */
+    float *sums;        /* [n][VW]: sums of p, by position modulo VW */
+    float *alpha;       /* [n] factor of what was summed before this group */
+    const uint8_t *page[ATTEND_PAGES]; /* of this group; beyond its end: the last page again */
+    const uint8_t *next[ATTEND_PAGES]; /* of the following group, to prefetch */
+};
+
+static void find_pages(struct part_state *s, uint32_t pos)
+{
+    const struct attend_part *a = s->a;
+    size_t block_bytes = a->geo->block_bytes;
+    uint32_t n = GROUP / s->rows, last = (a->end - 1) / s->rows, first = pos / s->rows;
+    const uint8_t *lane = a->lane;
+    const block_id *next = a->blocks + first + n;
+    uint32_t n_next = first + n <= last ? last - first - n + 1 : 0;
+    if (n_next == 0 && a->n_ahead > 0) {
+        lane = a->ahead_lane;
+        next = a->ahead;
+        n_next = a->n_ahead;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = first + i < last ? first + i : last;
+        s->page[i] = a->lane + a->blocks[at] * block_bytes;
+        s->next[i] = i < n_next ? lane + next[i] * block_bytes : s->page[i];
+    }
+}
+
+/* Pairs of dimensions (2i, 2i + 1) of VW positions from `pos` of the group on. */
+INLINE vp key_pairs(const uint8_t *const *page, uint32_t pos, const uint32_t rows, uint32_t i)
+{
+    const uint8_t *p = page[pos / rows] + ((size_t)i * rows + pos % rows) * 4;
+    if (rows < VW) /* 8 rows in a vector of 16: two pages */
+        return vp_load_halves(p, page[pos / rows + 1] + (size_t)i * rows * 4);
+    return vp_load(p);
+}
+
+INLINE void prefetch_keys(const struct part_state *s, uint32_t pos, const uint32_t rows, uint32_t i)
+{
+    if (rows >= 16)
+        __builtin_prefetch(s->next[pos / rows] + ((size_t)i * rows + pos % rows) * 4);
+    else /* two dimension pairs of a page share a line */
+        __builtin_prefetch(s->next[pos / rows + (i & 1)] + (size_t)i / 2 * 64);
+}
+
+/* Scores of nq heads against TILE positions from `at` of the group on; one row. */
+INLINE void direct_scores(const struct part_state *s, uint32_t h0, const int nq, uint32_t at,
+                          const uint32_t rows)
+{
+    const float *q = s->a->q + (size_t)h0 * s->dim;
+    vf acc[QT][NV];
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < NV; v++) acc[h][v] = vf_zero();
+    for (uint32_t i = 0; i < s->dim / 2; i++) {
+        vf even[QT], odd[QT];
+        UNROLL for (int h = 0; h < nq; h++)
+        {
+            even[h] = vf_set1(q[(size_t)h * s->dim + 2 * i]);
+            odd[h] = vf_set1(q[(size_t)h * s->dim + 2 * i + 1]);
+        }
+        UNROLL for (uint32_t v = 0; v < NV; v++)
+        {
+            vp x = key_pairs(s->page, at + v * VW, rows, i);
+            vf lo = vp_first(x), hi = vp_second(x);
+            prefetch_keys(s, at + v * VW, rows, i);
+            UNROLL for (int h = 0; h < nq; h++) acc[h][v] = vf_fma(lo, even[h], acc[h][v]);
+            UNROLL for (int h = 0; h < nq; h++) acc[h][v] = vf_fma(hi, odd[h], acc[h][v]);
+        }
+    }
+    float *out = s->scores + (size_t)h0 * GROUP + at;
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < NV; v++)
+        vf_store(out + (size_t)h * GROUP + v * VW, acc[h][v]);
+}
+
+/* Online softmax of one query over the first n positions of the group: scores become probabilities
+ * relative to the greatest score so far, in base 2; the others become 0. */
+static void soften(const struct part_state *s, uint32_t query, uint32_t n)
+{
+    enum { N = GROUP / VW };
+    float *x = s->scores + (size_t)query * GROUP, *m = &s->a->m[query];
+    float *sums = s->sums + (size_t)query * VW;
+    vf scale = vf_set1(s->a->scale * (float)M_LOG2E), v[N], top = vf_set1(*m);
+    UNROLL for (uint32_t i = 0; i < N; i++)
+    {
+        v[i] = vf_keep(vf_mul(vf_load(x + i * VW), scale), (int)n - (int)(i * VW), -INFINITY);
+        top = vf_max(top, v[i]);
+    }
+    float greatest = vf_hmax(top);
+    vf max = vf_set1(greatest), sum = vf_load(sums);
+    s->alpha[query] = 1;
+    if (greatest != *m) { /* a factor of 1 changes nothing: skipped */
+        vf alpha = vf_exp2(vf_set1(*m - greatest));
+        s->alpha[query] = vf_lane0(alpha);
+        sum = vf_mul(sum, alpha);
+        *m = greatest;
+    }
+    UNROLL for (uint32_t i = 0; i < N; i++)
+    {
+        v[i] = vf_exp2(vf_sub(v[i], max));
+        sum = vf_add(sum, v[i]);
+        vf_store(x + i * VW, v[i]);
+    }
+    vf_store(sums, sum);
+}
+
+/* o = alpha * o + sum of p * v over n positions, TILE dimensions (the last vector has `tail` of
+ * them); one row. */
+INLINE void direct_values(const struct part_state *s, uint32_t h0, const int nq, uint32_t j,
+                          const int nv, uint32_t tail, uint32_t n)
+{
+    const struct attend_part *a = s->a;
+    size_t half = (size_t)s->rows * s->dim * 2;
+    float *o = a->o + (size_t)h0 * a->o_stride + j;
+    const float *p = s->scores + (size_t)h0 * GROUP;
+    vf acc[QT][NV];
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++) acc[h][v] =
+        vf_mul(vf_load(o + (size_t)h * a->o_stride + v * VW), vf_set1(s->alpha[h0 + (uint32_t)h]));
+    for (uint32_t t = 0; t < n; t += 2) {
+        size_t in_page = half + ((size_t)(t % s->rows) / 2 * s->dim + j) * 4;
+        const uint8_t *src = s->page[t / s->rows] + in_page;
+        const uint8_t *next = s->next[t / s->rows] + in_page;
+        UNROLL for (int v = 0; v < nv; v++)
+        {
+            vp x = v + 1 < nv || tail == VW ? vp_load(src + v * VW * 4)
+                                            : vp_load_n(src + v * VW * 4, tail);
+            vf lo = vp_first(x), hi = vp_second(x);
+            if (VW == 16 || v % 2 == 0)
+                __builtin_prefetch(next + v * VW * 4);
+            UNROLL for (int h = 0; h < nq; h++) acc[h][v] =
+                vf_fma(lo, vf_set1(p[(size_t)h * GROUP + t]), acc[h][v]);
+            if (t + 1 < n) /* what lies beyond the last position is not ours, maybe NaN */
+                UNROLL for (int h = 0; h < nq; h++) acc[h][v] =
+                    vf_fma(hi, vf_set1(p[(size_t)h * GROUP + t + 1]), acc[h][v]);
+        }
+    }
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++)
+        vf_store(o + (size_t)h * a->o_stride + v * VW, acc[h][v]);
+}
+
+/* One group for nq heads of one row. */
+INLINE void direct_group(const struct part_state *s, uint32_t h0, const int nq, uint32_t n)
+{
+    for (uint32_t at = 0; at < n; at += TILE) {
+        if (s->rows == 16)
+            direct_scores(s, h0, nq, at, 16);
+        else if (s->rows == 8)
+            direct_scores(s, h0, nq, at, 8);
+        else
+            direct_scores(s, h0, nq, at, 32);
+    }
+    for (int h = 0; h < nq; h++)
+        soften(s, h0 + (uint32_t)h, n);
+    uint32_t j = 0;
+    for (; j + TILE <= s->dim; j += TILE)
+        direct_values(s, h0, nq, j, NV, VW, n);
+    for (; j < s->dim; j += VW)
+        direct_values(s, h0, nq, j, 1, s->dim - j < VW ? s->dim - j : VW, n);
+}
+
+/* How many of `left` queries the next register tile takes: 3 and 4 keep both FMA units busy. */
+static uint32_t tile_queries(uint32_t left)
+{
+    return left % 4 == 0 ? 4 : left >= 3 ? 3 : left;
+}
+
+static void part_one_row(struct part_state *s)
+{
+    const struct attend_part *a = s->a;
+    for (uint32_t pos = a->begin; pos < a->end; pos += GROUP) {
+        uint32_t n = a->end - pos < GROUP ? a->end - pos : GROUP;
+        find_pages(s, pos);
+        for (uint32_t h = 0, nq; h < a->group; h += nq) {
+            nq = tile_queries(a->group - h);
+            if (nq == 4)
+                direct_group(s, h, 4, n);
+            else if (nq == 3)
+                direct_group(s, h, 3, n);
+            else if (nq == 2)
+                direct_group(s, h, 2, n);
+            else
+                direct_group(s, h, 1, n);
+        }
+    }
+}
+
+INLINE void unpack_keys_of(const struct part_state *s, uint32_t n, const uint32_t rows)
+{
+    for (uint32_t at = 0; at < n; at += VW)
+        for (uint32_t i = 0; i < s->dim / 2; i++) {
+            vp x = key_pairs(s->page, at, rows, i);
+            float *out = s->kv + (size_t)i * 2 * GROUP + at;
+            vf_store(out, vp_first(x));
+            vf_store(out + GROUP, vp_second(x));
+        }
+}
+
+static void unpack_keys(const struct part_state *s, uint32_t n)
+{
+    if (s->rows == 16)
+        unpack_keys_of(s, n, 16);
+    else if (s->rows == 8)
+        unpack_keys_of(s, n, 8);
+    else
+        unpack_keys_of(s, n, 32);
+}
+
+static void unpack_values(const struct part_state *s, uint32_t n)
+{
+    size_t half = (size_t)s->rows * s->dim * 2, stride = s->a->o_stride;
+    for (uint32_t t = 0; t < n; t += 2) {
+        const uint8_t *src = s->page[t / s->rows] + half + (size_t)(t % s->rows) / 2 * s->dim * 4;
+        float *out = s->kv + t * stride;
+        for (uint32_t j = 0; j < s->dim; j += VW) {
+            uint32_t left = s->dim - j;
+            vp x = left < VW ? vp_load_n(src + (size_t)j * 4, left) : vp_load(src + (size_t)j * 4);
+            vf_store(out + j, vp_first(x));
+            vf_store(out + stride + j, vp_second(x));
+        }
+    }
+}
+
+/* Scores of queries [q0, q0 + nq) against nv vectors of positions from `at` of the group on. */
+INLINE void tile_scores(const struct part_state *s, const float *const *q, uint32_t q0,
+                        const int nq, uint32_t at, const int nv)
+{
+    vf acc[QT][NV];
+    const float *k = s->kv + at;
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++) acc[h][v] = vf_zero();
+    for (uint32_t i = 0; i < s->dim; i++, k += GROUP) {
+        vf key[NV];
+        UNROLL for (int v = 0; v < nv; v++) key[v] = vf_load(k + v * VW);
+        UNROLL for (int h = 0; h < nq; h++)
+        {
+            vf x = vf_set1(q[h][i]);
+            UNROLL for (int v = 0; v < nv; v++) acc[h][v] = vf_fma(key[v], x, acc[h][v]);
+        }
+    }
+    float *out = s->scores + (size_t)q0 * GROUP + at;
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++)
+        vf_store(out + (size_t)h * GROUP + v * VW, acc[h][v]);
+}
+
+/* o += sum of p * v over positions [t0, t1) of the group, nv vectors of dimensions from j on. The
+ * first stretch also applies alpha. */
+INLINE void tile_values(const struct part_state *s, uint32_t q0, const int nq, uint32_t j,
+                        const int nv, uint32_t t0, uint32_t t1)
+{
+    size_t stride = s->a->o_stride;
+    float *o = s->a->o + q0 * stride + j;
+    const float *p = s->scores + (size_t)q0 * GROUP, *src = s->kv + t0 * stride + j;
+    vf acc[QT][NV];
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++)
+    {
+        acc[h][v] = vf_load(o + (size_t)h * stride + v * VW);
+        if (t0 == 0)
+            acc[h][v] = vf_mul(acc[h][v], vf_set1(s->alpha[q0 + (uint32_t)h]));
+    }
+    for (uint32_t t = t0; t < t1; t++, src += stride) {
+        vf value[NV];
+        UNROLL for (int v = 0; v < nv; v++) value[v] = vf_load(src + v * VW);
+        UNROLL for (int h = 0; h < nq; h++)
+        {
+            vf x = vf_set1(p[(size_t)h * GROUP + t]);
+            UNROLL for (int v = 0; v < nv; v++) acc[h][v] = vf_fma(value[v], x, acc[h][v]);
+        }
+    }
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++)
+        vf_store(o + (size_t)h * stride + v * VW, acc[h][v]);
+}
+
+INLINE void tile_values_all(const struct part_state *s, uint32_t q0, const int nq, uint32_t t0,
+                            uint32_t t1)
+{
+    uint32_t j = 0;
+    for (; j + TILE <= s->a->o_stride; j += TILE)
+        tile_values(s, q0, nq, j, NV, t0, t1);
+    for (; j < s->dim; j += VW)
+        tile_values(s, q0, nq, j, 1, t0, t1);
+}
+
+/* Positions of the group at `pos` that a query may see. */
+static uint32_t visible(const struct part_state *s, uint32_t query, uint32_t pos)
+{
+    uint32_t own = s->a->first_pos + query / s->a->group;
+    return own < pos ? 0 : own - pos + 1 < GROUP ? own - pos + 1 : GROUP;
+}
+
+INLINE void group_scores(const struct part_state *s, uint32_t q0, const int nq, uint32_t pos)
+{
+    const float *q[QT];
+    for (uint32_t h = 0; h < (uint32_t)nq; h++)
+        q[h] = s->a->q + (q0 + h) / s->a->group * s->a->q_stride +
+               (size_t)((q0 + h) % s->a->group) * s->dim;
+    uint32_t n = visible(s, q0 + (uint32_t)nq - 1, pos), at = 0;
+    for (; at + TILE <= n; at += TILE)
+        tile_scores(s, q, q0, nq, at, NV);
+    for (; at + 2 * VW <= n; at += 2 * VW)
+        tile_scores(s, q, q0, nq, at, 2);
+    for (; at < n; at += VW)
+        tile_scores(s, q, q0, nq, at, 1);
+    for (int h = 0; h < nq; h++)
+        soften(s, q0 + (uint32_t)h, visible(s, q0 + (uint32_t)h, pos));
+}
+
+/* Queries of a tile may end at different rows: together as far as the first one sees, then alone. */
+INLINE void group_values(const struct part_state *s, uint32_t q0, const int nq, uint32_t pos)
+{
+    uint32_t common = visible(s, q0, pos);
+    tile_values_all(s, q0, nq, 0, common);
+    for (uint32_t h = 1; h < (uint32_t)nq; h++)
+        if (visible(s, q0 + h, pos) > common)
+            tile_values_all(s, q0 + h, 1, common, visible(s, q0 + h, pos));
+}
+
+#define BY_QUERIES(nq, call, ...)       \
+    do {                                \
+        if ((nq) == 4)                  \
+            call(s, q, 4, __VA_ARGS__); \
+        else if ((nq) == 3)             \
+            call(s, q, 3, __VA_ARGS__); \
+        else if ((nq) == 2)             \
+            call(s, q, 2, __VA_ARGS__); \
+        else                            \
+            call(s, q, 1, __VA_ARGS__); \
+    } while (0)
+
+static void part_rows(struct part_state *s)
+{
+    const struct attend_part *a = s->a;
+    uint32_t n_queries = a->n_rows * a->group;
+    for (uint32_t pos = a->begin; pos < a->end; pos += GROUP) {
+        uint32_t n = a->end - pos < GROUP ? a->end - pos : GROUP;
+        /* rows before the group see nothing of it */
+        uint32_t first = pos > a->first_pos ? (pos - a->first_pos) * a->group : 0;
+        find_pages(s, pos);
+        unpack_keys(s, n);
+        for (uint32_t q = first, nq; q < n_queries; q += nq) {
+            nq = a->group % 3 == 0 ? 3 : tile_queries(n_queries - q);
+            BY_QUERIES(nq, group_scores, pos);
+        }
+        unpack_values(s, n);
+        for (uint32_t q = first, nq; q < n_queries; q += nq) {
+            nq = a->group % 3 == 0 ? 3 : tile_queries(n_queries - q);
+            BY_QUERIES(nq, group_values, pos);
+        }
+    }
+}
+
+static void part(const struct attend_part *a)
+{
+    uint32_t n = a->n_rows * a->group;
+    struct part_state s = {.a = a, .dim = a->geo->head_dim, .rows = a->geo->block_rows};
+    s.kv = a->work;
+    s.scores = s.kv + (size_t)GROUP * a->o_stride;
+    s.sums = s.scores + (size_t)n * GROUP;
+    s.alpha = s.sums + (size_t)n * VW;
+    memset(a->o, 0, (size_t)n * a->o_stride * sizeof *a->o);
+    memset(s.sums, 0, (size_t)n * VW * sizeof *s.sums);
+    for (uint32_t q = 0; q < n; q++)
+        a->m[q] = -INFINITY;
+    if (a->n_rows == 1)
+        part_one_row(&s);
+    else
+        part_rows(&s);
+    for (uint32_t q = 0; q < n; q++)
+        a->l[q] = vf_hsum(vf_load(s.sums + (size_t)q * VW));
+}
+
+static void fold(float *o, float *m, float *l, const float *part_o, const float *part_m,
+                 const float *part_l, uint32_t n, uint32_t o_stride)
+{
+    for (uint32_t q = 0; q < n; q++, o += o_stride, part_o += o_stride) {
+        float max = m[q] > part_m[q] ? m[q] : part_m[q];
+        float a = exp2f(m[q] - max), b = exp2f(part_m[q] - max);
+        for (uint32_t j = 0; j < o_stride; j += VW) {
+            vf x = vf_mul(vf_load(part_o + j), vf_set1(b));
+            vf_store(o + j, vf_fma(vf_load(o + j), vf_set1(a), x));
+        }
+        l[q] = l[q] * a + part_l[q] * b;
+        m[q] = max;
+    }
+}
+
+static void rotate(float *x, const float *c, const float *s, uint32_t half)
+{
+    uint32_t i = 0;
+    for (; i + VW <= half; i += VW) {
+        vf a = vf_load(x + i), b = vf_load(x + half + i), co = vf_load(c + i), si = vf_load(s + i);
+        vf_store(x + i, vf_sub(vf_mul(a, co), vf_mul(b, si)));
+        vf_store(x + half + i, vf_add(vf_mul(b, co), vf_mul(a, si)));
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[half + i];
+        x[i] = a * c[i] - b * s[i];
+        x[half + i] = b * c[i] + a * s[i];
+    }
+}
+
+/* Bound by stores: head_dim / 2 of 4 bytes for k, head_dim of 2 for v. */
+static void append(const struct append_row *a)
+{
+    const struct kv_geometry *g = a->geo;
+    uint32_t dim = g->head_dim, rows = g->block_rows;
+    float *k = a->qkv + (size_t)a->heads * dim;
+    const float *v = k + (size_t)g->kv_heads * dim;
+    for (uint32_t h = 0; h < a->heads + g->kv_heads; h++)
+        rotate(a->qkv + (size_t)h * dim, a->cos, a->sin, dim / 2);
+    for (uint32_t h = 0; h < g->kv_heads; h++, k += dim, v += dim) {
+        uint8_t *page = a->lanes + h * g->page_bytes;
+        for (uint32_t i = 0; i < dim / 2; i++) {
+            uint32_t pair = f32_to_bf16(k[2 * i]) | (uint32_t)f32_to_bf16(k[2 * i + 1]) << 16;
+            memcpy(page + ((size_t)i * rows + a->page_row) * 4, &pair, sizeof pair);
+        }
+        uint16_t *out = (uint16_t *)(void *)(page + (size_t)rows * dim * 2) +
+                        (size_t)(a->page_row / 2) * dim * 2 + (a->page_row & 1);
+        for (uint32_t j = 0; j < dim; j++)
+            out[(size_t)j * 2] = f32_to_bf16(v[j]);
+    }
+}
