@@ -49,7 +49,7 @@ static uint32_t rank_of(const struct bpe *b, uint32_t left, uint32_t right)
 }
 
 /* "left right": one space, which byte-mapped names cannot hold. */
-static status add_merge(struct bpe *b, const struct vocab *v, uint32_t rank, struct text_view text,
+static status add_merge(struct bpe *b, const struct tokens *v, uint32_t rank, struct text_view text,
                         char *bytes)
 {
     const char *space = memchr(text.p, ' ', text.len);
@@ -57,12 +57,12 @@ static status add_merge(struct bpe *b, const struct vocab *v, uint32_t rank, str
     if (left_len == 0 || left_len + 1 >= text.len ||
         memchr(space + 1, ' ', text.len - left_len - 1) != NULL)
         return err(ERR_FORMAT, "merge %u is not two tokens with a space between them", rank);
-    size_t n_left = vocab_unmap((struct text_view){text.p, left_len}, bytes);
+    size_t n_left = tokens_unmap((struct text_view){text.p, left_len}, bytes);
     struct text_view rest = {space + 1, text.len - left_len - 1};
-    size_t n_right = vocab_unmap(rest, bytes + n_left);
-    uint32_t left = vocab_find(v, (struct text_view){bytes, n_left});
-    uint32_t right = vocab_find(v, (struct text_view){bytes + n_left, n_right});
-    uint32_t result = vocab_find(v, (struct text_view){bytes, n_left + n_right});
+    size_t n_right = tokens_unmap(rest, bytes + n_left);
+    uint32_t left = tokens_find(v, (struct text_view){bytes, n_left});
+    uint32_t right = tokens_find(v, (struct text_view){bytes + n_left, n_right});
+    uint32_t result = tokens_find(v, (struct text_view){bytes, n_left + n_right});
     if (left == TOKEN_NONE || right == TOKEN_NONE)
         return err(ERR_FORMAT, "merge %u: its %s half is not a token", rank,
                    left == TOKEN_NONE ? "left" : "right");
@@ -76,7 +76,7 @@ static status add_merge(struct bpe *b, const struct vocab *v, uint32_t rank, str
     return OK;
 }
 
-static status add_merges(struct bpe *b, const struct vocab *v, const struct tokenizer_source *src)
+static status add_merges(struct bpe *b, const struct tokens *v, const struct tokenizer_source *src)
 {
     size_t room = 0;
     for (uint32_t i = 0; i < src->n_merges; i++) {
@@ -91,7 +91,7 @@ static status add_merges(struct bpe *b, const struct vocab *v, const struct toke
     return st;
 }
 
-status bpe_init(struct bpe *b, const struct vocab *v, const struct tokenizer_source *src)
+status bpe_init(struct bpe *b, const struct tokens *v, const struct tokenizer_source *src)
 {
     if (src->n_merges > MERGES_MAX)
         return err(ERR_FORMAT, "%u merges; up to %d can be read", src->n_merges, MERGES_MAX);
@@ -150,7 +150,7 @@ static status put_ids(struct id_sink *sink, const uint32_t *ids, size_t n)
 }
 
 /* One symbol per byte that has a token. */
-static size_t symbols_of(const struct vocab *v, struct text_view piece, uint32_t *ids)
+static size_t symbols_of(const struct tokens *v, struct text_view piece, uint32_t *ids)
 {
     size_t n = 0;
     for (size_t i = 0; i < piece.len; i++) {
@@ -251,7 +251,7 @@ static void merge_long(const struct bpe *b, struct bpe_symbol *sym, size_t n, ui
     }
 }
 
-static status encode_long(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s,
+static status encode_long(const struct bpe *b, const struct tokens *v, struct bpe_scratch *s,
                           struct text_view piece, struct id_sink *sink)
 {
     struct bpe_symbol *sym = s->symbols;
@@ -283,7 +283,7 @@ out:
     return st;
 }
 
-static status encode_short(const struct bpe *b, const struct vocab *v, struct bpe_piece *slot,
+static status encode_short(const struct bpe *b, const struct tokens *v, struct bpe_piece *slot,
                            struct text_view piece, struct id_sink *sink)
 {
     uint32_t ids[SHORT_MAX];
@@ -297,15 +297,15 @@ static status encode_short(const struct bpe *b, const struct vocab *v, struct bp
     return put_ids(sink, ids, n);
 }
 
-status bpe_encode(const struct bpe *b, const struct vocab *v, struct bpe_scratch *s,
+status bpe_encode(const struct bpe *b, const struct tokens *v, struct bpe_scratch *s,
                   struct text_view piece, struct id_sink *sink)
 {
-    uint64_t hash = vocab_hash(piece.p, piece.len);
+    uint64_t hash = tokens_hash(piece.p, piece.len);
     struct bpe_piece *slot = &s->cache[hash % BPE_CACHE_SLOTS];
     if (slot->len == piece.len && !memcmp(slot->bytes, piece.p, piece.len))
         return put_ids(sink, slot->ids, slot->n);
     if (b->ignore_merges) {
-        uint32_t id = vocab_find(v, piece);
+        uint32_t id = tokens_find(v, piece);
         if (id != TOKEN_NONE)
             return put_ids(sink, &id, 1);
     }

@@ -15,18 +15,18 @@ static int compare(const void *a, const void *b)
     return c != 0 ? c : (x->text.len > y->text.len) - (x->text.len < y->text.len);
 }
 
-status special_init(struct special_set *set, const struct vocab *v)
+status special_init(struct special_set *set, const struct tokens *v)
 {
     *set = (struct special_set){0};
     for (uint32_t i = 0; i < v->n; i++)
-        set->n += vocab_is_control(v, i) || v->types[i] == TOKEN_USER_DEFINED;
+        set->n += tokens_is_control(v, i) || v->types[i] == TOKEN_USER_DEFINED;
     set->all = mem_alloc(set->n * sizeof *set->all);
     struct special *to = set->all;
     for (uint32_t i = 0; i < v->n; i++) {
-        bool control = vocab_is_control(v, i);
+        bool control = tokens_is_control(v, i);
         if (!control && v->types[i] != TOKEN_USER_DEFINED)
             continue;
-        *to = (struct special){vocab_bytes(v, i), i, control};
+        *to = (struct special){tokens_bytes(v, i), i, control};
         set->starts[1][(unsigned char)to->text.p[0]] = true;
         set->starts[0][(unsigned char)to->text.p[0]] |= !control;
         to++;

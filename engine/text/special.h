@@ -3,16 +3,18 @@
 #ifndef ENGINE_TEXT_SPECIAL_H
 #define ENGINE_TEXT_SPECIAL_H
 
-#include "engine/text/vocab.h"
+#include "engine/text/tokens.h"
+
+struct special {
+    struct text_view text; /* in the vocabulary's blob */
+    uint32_t id;
+    bool control;
+};
 
 /* Sorted by bytes, so that all tokens with a common beginning are neighbours and the shortest of
  * them is first. Constant after special_init. */
 struct special_set {
-    struct special {
-        struct text_view text; /* in the vocabulary's blob */
-        uint32_t id;
-        bool control;
-    } * all;
+    struct special *all;
     uint32_t n;
     bool starts[2][256]; /* [is the text trusted?][byte]: may a token begin so? */
 };
@@ -27,7 +29,7 @@ struct special_match {
     uint32_t id;
 };
 
-status special_init(struct special_set *set, const struct vocab *v);
+status special_init(struct special_set *set, const struct tokens *v);
 void special_fini(struct special_set *set);
 /* The exact token, or TOKEN_NONE. */
 uint32_t special_find(const struct special_set *set, struct text_view text);

@@ -10,12 +10,12 @@
 #include "engine/text/normalize.h"
 #include "engine/text/pretokenize.h"
 #include "engine/text/special.h"
-#include "engine/text/vocab.h"
+#include "engine/text/tokens.h"
 
 #include <stdatomic.h>
 
 struct tokenizer {
-    struct vocab vocab;
+    struct tokens tokens;
     struct bpe bpe;
     struct special_set special;
     enum pretokenizer pre;
@@ -68,11 +68,11 @@ status tokenizer_create(struct tokenizer **out, const struct tokenizer_source *s
     t->unknown = src->unknown;
     t->pad = src->pad;
     t->add_bos = src->add_bos;
-    status st = vocab_init(&t->vocab, src);
+    status st = tokens_init(&t->tokens, src);
     if (st == OK)
-        st = bpe_init(&t->bpe, &t->vocab, src);
+        st = bpe_init(&t->bpe, &t->tokens, src);
     if (st == OK)
-        st = special_init(&t->special, &t->vocab);
+        st = special_init(&t->special, &t->tokens);
     if (st != OK) {
         tokenizer_destroy(t);
         return st;
@@ -88,7 +88,7 @@ void tokenizer_destroy(struct tokenizer *t)
         return;
     special_fini(&t->special);
     bpe_fini(&t->bpe);
-    vocab_fini(&t->vocab);
+    tokens_fini(&t->tokens);
     mem_free(t);
 }
 
@@ -124,7 +124,7 @@ status tokenizer_create_bytes(struct tokenizer **out)
             name[0] = (char)(0xc0 | cp >> 6);
             name[1] = (char)(0x80 | (cp & 0x3f));
         }
-        if (vocab_unmap((struct text_view){name, len}, &byte) != 1)
+        if (tokens_unmap((struct text_view){name, len}, &byte) != 1)
             continue;
         memcpy(names.utf8[(unsigned char)byte], name, len);
         names.len[(unsigned char)byte] = len;
@@ -164,7 +164,7 @@ static status tokenize_segment(const struct tokenizer *t, struct token_scratch *
     const char *p = text.p, *end = p + text.len;
     while (p < end) {
         size_t len = pretokenize_next(t->pre, p, end);
-        TRY(bpe_encode(&t->bpe, &t->vocab, &s->bpe, (struct text_view){p, len}, sink));
+        TRY(bpe_encode(&t->bpe, &t->tokens, &s->bpe, (struct text_view){p, len}, sink));
         p += len;
     }
     return OK;
@@ -218,32 +218,32 @@ status tokenize(const struct tokenizer *t, struct token_scratch *s, const char *
 
 uint32_t tokenizer_vocab(const struct tokenizer *t)
 {
-    return t->vocab.n;
+    return t->tokens.n;
 }
 
 struct text_view tokenizer_bytes(const struct tokenizer *t, uint32_t id)
 {
-    CHECK(id < t->vocab.n);
-    return vocab_bytes(&t->vocab, id);
+    CHECK(id < t->tokens.n);
+    return tokens_bytes(&t->tokens, id);
 }
 
 struct text_view tokenizer_name(const struct tokenizer *t, uint32_t id)
 {
-    CHECK(id < t->vocab.n);
-    return vocab_name(&t->vocab, id);
+    CHECK(id < t->tokens.n);
+    return tokens_name(&t->tokens, id);
 }
 
 bool tokenizer_is_special(const struct tokenizer *t, uint32_t id)
 {
-    CHECK(id < t->vocab.n);
-    return vocab_is_control(&t->vocab, id);
+    CHECK(id < t->tokens.n);
+    return tokens_is_control(&t->tokens, id);
 }
 
 uint32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len)
 {
     struct text_view view = {text, len};
     uint32_t id = special_find(&t->special, view);
-    return id != TOKEN_NONE ? id : vocab_find(&t->vocab, view);
+    return id != TOKEN_NONE ? id : tokens_find(&t->tokens, view);
 }
 
 uint32_t tokenizer_bos(const struct tokenizer *t)

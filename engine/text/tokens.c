@@ -4,7 +4,7 @@
  * The file may be hostile or merely broken, so everything that later code takes for granted is
  * established here: sizes fit 32 bits, no token is empty, no two ordinary tokens are the same bytes,
  * and every byte that text cannot do without has a token. */
-#include "engine/text/vocab.h"
+#include "engine/text/tokens.h"
 
 enum {
     TOKENS_MAX = 1 << 21, /* eight times the largest vocabulary known */
@@ -26,7 +26,7 @@ static int mapped_byte(uint32_t cp)
     return k < 0x21 + 34 ? (int)(0x7f + k - 0x21) : 0xad;
 }
 
-size_t vocab_unmap(struct text_view name, char *out)
+size_t tokens_unmap(struct text_view name, char *out)
 {
     size_t n = 0;
     for (size_t i = 0; i < name.len; i++) {
@@ -47,25 +47,25 @@ size_t vocab_unmap(struct text_view name, char *out)
 }
 
 /* The slot that holds these bytes, or the empty one where they would go. */
-static struct vocab_slot *slot_of(const struct vocab *v, struct text_view bytes)
+static struct tokens_slot *slot_of(const struct tokens *v, struct text_view bytes)
 {
-    uint32_t hash = (uint32_t)vocab_hash(bytes.p, bytes.len);
+    uint32_t hash = (uint32_t)tokens_hash(bytes.p, bytes.len);
     for (uint32_t at = hash & v->mask;; at = (at + 1) & v->mask) {
-        struct vocab_slot *s = &v->slots[at];
+        struct tokens_slot *s = &v->slots[at];
         if (s->id == TOKEN_NONE)
             return s;
-        struct text_view have = vocab_bytes(v, s->id);
+        struct text_view have = tokens_bytes(v, s->id);
         if (s->hash == hash && have.len == bytes.len && !memcmp(have.p, bytes.p, bytes.len))
             return s;
     }
 }
 
-uint32_t vocab_find(const struct vocab *v, struct text_view bytes)
+uint32_t tokens_find(const struct tokens *v, struct text_view bytes)
 {
     return slot_of(v, bytes)->id;
 }
 
-static status read_tokens(struct vocab *v, const struct tokenizer_source *src, size_t names_bytes)
+static status read_tokens(struct tokens *v, const struct tokenizer_source *src, size_t names_bytes)
 {
     uint32_t at = 0, name_at = (uint32_t)names_bytes; /* bytes first: never more than the names */
     for (uint32_t i = 0; i < v->n; i++) {
@@ -78,11 +78,11 @@ static status read_tokens(struct vocab *v, const struct tokenizer_source *src, s
         v->name_at[i] = name_at;
         memcpy(v->blob + name_at, name.p, name.len);
         name_at += (uint32_t)name.len;
-        if (vocab_is_control(v, i) || type == TOKEN_USER_DEFINED) {
+        if (tokens_is_control(v, i) || type == TOKEN_USER_DEFINED) {
             memcpy(v->blob + at, name.p, name.len); /* written as they are */
             at += (uint32_t)name.len;
         } else {
-            at += (uint32_t)vocab_unmap(name, v->blob + at);
+            at += (uint32_t)tokens_unmap(name, v->blob + at);
         }
     }
     v->bytes_at[v->n] = at;
@@ -92,19 +92,19 @@ static status read_tokens(struct vocab *v, const struct tokenizer_source *src, s
 
 /* User-defined tokens come second and give way: they are found before text is cut into pieces, and
  * some files list them beside an ordinary token of the same bytes. */
-static status fill_slots(struct vocab *v)
+static status fill_slots(struct tokens *v)
 {
     for (int user_defined = 0; user_defined < 2; user_defined++) {
         for (uint32_t i = 0; i < v->n; i++) {
-            if (vocab_is_control(v, i) || (v->types[i] == TOKEN_USER_DEFINED) != user_defined)
+            if (tokens_is_control(v, i) || (v->types[i] == TOKEN_USER_DEFINED) != user_defined)
                 continue;
-            struct text_view bytes = vocab_bytes(v, i);
-            struct vocab_slot *s = slot_of(v, bytes);
+            struct text_view bytes = tokens_bytes(v, i);
+            struct tokens_slot *s = slot_of(v, bytes);
             if (s->id != TOKEN_NONE && user_defined)
                 continue;
             if (s->id != TOKEN_NONE)
                 return err(ERR_FORMAT, "tokens %u and %u are the same", s->id, i);
-            *s = (struct vocab_slot){(uint32_t)vocab_hash(bytes.p, bytes.len), i};
+            *s = (struct tokens_slot){(uint32_t)tokens_hash(bytes.p, bytes.len), i};
         }
     }
     return OK;
@@ -113,11 +113,11 @@ static status fill_slots(struct vocab *v)
 /* Real vocabularies lack bytes that their training text did not have: SmolLM2 has no token for six
  * control characters and for planes 4 to 11, and the reference drops those. But a vocabulary that
  * cannot write ASCII or the planes in use would lose what people write. */
-static status find_bytes(struct vocab *v)
+static status find_bytes(struct tokens *v)
 {
     for (int b = 0; b < 256; b++) {
         char c = (char)b;
-        uint32_t id = v->byte_ids[b] = vocab_find(v, (struct text_view){&c, 1});
+        uint32_t id = v->byte_ids[b] = tokens_find(v, (struct text_view){&c, 1});
         bool needed = b == '\t' || b == '\n' || b == '\r' || (b >= 0x20 && b <= 0x7e) ||
                       (b >= 0x80 && b <= 0xbf) || (b >= 0xc2 && b <= 0xf0);
         if (id == TOKEN_NONE && needed)
@@ -142,10 +142,10 @@ static status measure(const struct tokenizer_source *src, size_t *bytes)
     return OK;
 }
 
-status vocab_init(struct vocab *v, const struct tokenizer_source *src)
+status tokens_init(struct tokens *v, const struct tokenizer_source *src)
 {
     size_t bytes;
-    *v = (struct vocab){.n = src->n_tokens};
+    *v = (struct tokens){.n = src->n_tokens};
     TRY(measure(src, &bytes));
     uint32_t n_slots = 512;
     while (n_slots < 2 * v->n)
@@ -163,16 +163,16 @@ status vocab_init(struct vocab *v, const struct tokenizer_source *src)
     if (st == OK)
         st = find_bytes(v);
     if (st != OK)
-        vocab_fini(v);
+        tokens_fini(v);
     return st;
 }
 
-void vocab_fini(struct vocab *v)
+void tokens_fini(struct tokens *v)
 {
     mem_free(v->blob);
     mem_free(v->bytes_at);
     mem_free(v->name_at);
     mem_free(v->types);
     mem_free(v->slots);
-    *v = (struct vocab){0};
+    *v = (struct tokens){0};
 }
