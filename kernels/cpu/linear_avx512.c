@@ -1,0 +1,320 @@
+/* AVX-512 VNNI kernels. One function per tile form and token count, made from one inlined body, so
+ * that accumulators and the unpacked tile stay in registers: 12 sums + 8 weight + 6 integer sums +
+ * scale and offset of 32.
+ *
+ * What one call does: 16 output rows times n tokens, over all inputs. Bound for n > 4 by the two
+ * vector ports: 16 vpdpbusd + shift + convert + multiply + 2 fma = 21 per tile and token, 10.5
+ * cycles, plus 16 per tile for unpacking; for n = 1 by memory. Broadcast operands come with the
+ * loads and are free. Assumes 64-byte aligned groups. */
+#include "kernels/cpu/linear.h"
+
+#include <immintrin.h>
+#include <math.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+enum {
+    CHAIN = 6, /* tokens whose integer sums grow together: hides the latency of 5 cycles */
+    PREFETCH_BYTES = 4096 /* ahead of the tile, for few tokens: the stream must not wait for L3 */
+};
+
+INLINE __m512i bytes_at(const void *p)
+{
+    return _mm512_load_si512(p);
+}
+
+INLINE __m512 halves_at(const void *p)
+{
+    return _mm512_cvtph_ps(_mm256_load_si256(p));
+}
+
+/* The 8 registers of a tile: inputs 4 g .. 4 g + 3 of 16 rows. */
+INLINE void load_tile(enum tile_form form, const uint8_t *values, __m512i w[8])
+{
+    if (form == TILE_Q4 || form == TILE_Q4_WIDE) {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        UNROLL for (int g = 0; g < 4; g++)
+        {
+            __m512i v = bytes_at(values + 64 * g);
+            w[g] = _mm512_and_si512(v, nibble);
+            w[g + 4] = _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble);
+        }
+        return;
+    }
+    UNROLL for (int g = 0; g < 8; g++) w[g] = bytes_at(values + 64 * g);
+}
+
+INLINE __m512i act_at(const int8_t *q, int g)
+{
+    return _mm512_set1_epi32(((const int32_t *)(const void *)q)[g]);
+}
+
+/* Integer sums of `n` tokens over registers g0 .. g1: hi plane, times 128, lo plane. */
+INLINE void add_planes(const __m512i w[8], const int8_t *q, int n, int g0, int g1, __m512i *sum)
+{
+    UNROLL for (int g = g0; g < g1; g++) UNROLL for (int t = 0; t < n; t++) sum[t] =
+        _mm512_dpbusd_epi32(sum[t], w[g], act_at(q + 64 * t, g));
+    UNROLL for (int t = 0; t < n; t++) sum[t] = _mm512_slli_epi32(sum[t], 7);
+    UNROLL for (int g = g0; g < g1; g++) UNROLL for (int t = 0; t < n; t++) sum[t] =
+        _mm512_dpbusd_epi32(sum[t], w[g], act_at(q + 64 * t, 8 + g));
+}
+
+INLINE __m512 scaled(__m512i sum, const struct act_scale *sc, __m512 d, __m512 acc)
+{
+    __m512 v = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(sc->d));
+    return _mm512_fmadd_ps(v, d, acc);
+}
+
+/* One tile for n <= CHAIN tokens. */
+INLINE void add_tile(enum tile_form form, const __m512i w[8], __m512 d, __m512 m, const int8_t *q,
+                     const struct act_scale *sc, int n, __m512 *acc)
+{
+    __m512i sum[CHAIN];
+    bool offset = form != TILE_Q4 && form != TILE_Q4_WIDE;
+    if (form == TILE_Q8_HALF) { /* m: the scales of the second half */
+        UNROLL for (int t = 0; t < n; t++) sum[t] = _mm512_set1_epi32(sc[t].neg_sum_half);
+        add_planes(w, q, n, 0, 4, sum);
+        UNROLL for (int t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], d, acc[t]);
+        UNROLL for (int t = 0; t < n; t++) sum[t] =
+            _mm512_set1_epi32(sc[t].neg_sum - sc[t].neg_sum_half);
+        add_planes(w, q, n, 4, 8, sum);
+        UNROLL for (int t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], m, acc[t]);
+        return;
+    }
+    UNROLL for (int t = 0; t < n; t++) sum[t] =
+        offset ? _mm512_set1_epi32(sc[t].neg_sum) : _mm512_setzero_si512();
+    add_planes(w, q, n, 0, 8, sum);
+    if (form != TILE_Q8)
+        UNROLL for (int t = 0; t < n; t++) acc[t] =
+            _mm512_fmadd_ps(m, _mm512_set1_ps(sc[t].sum), acc[t]);
+    UNROLL for (int t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], d, acc[t]);
+}
+
+INLINE void load_scales(enum tile_form form, const uint8_t *scales, __m512 *d, __m512 *m)
+{
+    bool wide = form == TILE_Q4_WIDE || form == TILE_Q8_HALF;
+    *d = wide ? _mm512_load_ps(scales) : halves_at(scales);
+    *m = wide              ? _mm512_load_ps(scales + 64)
+         : form == TILE_Q8 ? _mm512_setzero_ps()
+                           : halves_at(scales + 32);
+}
+
+INLINE void dot_int(enum tile_form form, int value_bytes, int scale_bytes, int n,
+                    const uint8_t *group, uint32_t n_blocks, const struct act_block *a, out_tile y)
+{
+    const bool apart = form == TILE_Q8;
+    const int scale_step = apart ? scale_bytes : scale_bytes + value_bytes;
+    const int value_step = apart ? value_bytes : scale_bytes + value_bytes;
+    const uint8_t *scales = apart ? group + (size_t)n_blocks * (size_t)value_bytes : group;
+    const uint8_t *values = apart ? group : group + scale_bytes;
+    const int8_t *q = a->q;
+    const struct act_scale *sc = a->sc;
+    __m512 acc[TOKENS_MAX];
+    UNROLL for (int t = 0; t < n; t++) acc[t] = _mm512_setzero_ps();
+    for (uint32_t b = 0; b < n_blocks; b++) {
+        __m512i w[8];
+        __m512 d, m;
+        if (n <= 2)
+            UNROLL for (int line = 0; line < value_step; line += 64)
+                _mm_prefetch(values + PREFETCH_BYTES + line, _MM_HINT_T0);
+        load_tile(form, values, w);
+        load_scales(form, scales, &d, &m);
+        add_tile(form, w, d, m, q, sc, n < CHAIN ? n : CHAIN, acc);
+        if (n > CHAIN)
+            add_tile(form, w, d, m, q + 64 * CHAIN, sc + CHAIN, n - CHAIN, acc + CHAIN);
+        scales += scale_step;
+        values += value_step;
+        q += 64 * n;
+        sc += n;
+    }
+    UNROLL for (int t = 0; t < n; t++) _mm512_store_ps(y[t], acc[t]);
+}
+
+INLINE __m512 float_weights(enum tile_form form, const uint8_t *p)
+{
+    if (form == TILE_F32)
+        return _mm512_load_ps(p);
+    if (form == TILE_F16)
+        return halves_at(p);
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256((const void *)p)), 16));
+}
+
+/* Even and odd inputs apart: two chains per token, the same for every n. */
+INLINE void dot_float(enum tile_form form, int value_bytes, int n, const uint8_t *group,
+                      uint32_t n_blocks, const struct act_block *a, out_tile y)
+{
+    const int step = value_bytes / TILE_COLS;
+    const float *x = a->x;
+    __m512 even[TOKENS_MAX], odd[TOKENS_MAX];
+    UNROLL for (int t = 0; t < n; t++) even[t] = odd[t] = _mm512_setzero_ps();
+    for (uint32_t b = 0; b < n_blocks; b++, x += TILE_COLS * n) {
+        for (int k = 0; k < TILE_COLS; k += 2, group += 2 * step) {
+            __m512 w0 = float_weights(form, group), w1 = float_weights(form, group + step);
+            UNROLL for (int t = 0; t < n; t++)
+            {
+                even[t] = _mm512_fmadd_ps(w0, _mm512_set1_ps(x[t * TILE_COLS + k]), even[t]);
+                odd[t] = _mm512_fmadd_ps(w1, _mm512_set1_ps(x[t * TILE_COLS + k + 1]), odd[t]);
+            }
+        }
+    }
+    UNROLL for (int t = 0; t < n; t++) _mm512_store_ps(y[t], _mm512_add_ps(even[t], odd[t]));
+}
+
+#define ONE_INT(form, n)                                                                   \
+    static void dot_##form##_##n(const uint8_t *g, uint32_t nb, const struct act_block *a, \
+                                 out_tile y)                                               \
+    {                                                                                      \
+        dot_int(form, form##_VALUES, form##_SCALES, n, g, nb, a, y);                       \
+    }
+#define ONE_FLOAT(form, n)                                                                 \
+    static void dot_##form##_##n(const uint8_t *g, uint32_t nb, const struct act_block *a, \
+                                 out_tile y)                                               \
+    {                                                                                      \
+        dot_float(form, form##_VALUES, n, g, nb, a, y);                                    \
+    }
+#define EACH_N(X, form) \
+    X(form, 1)          \
+    X(form, 2)          \
+    X(form, 3)          \
+    X(form, 4)          \
+    X(form, 5)          \
+    X(form, 6) X(form, 7) X(form, 8) X(form, 9) X(form, 10) X(form, 11) X(form, 12)
+#define NAME_N(form, n) dot_##form##_##n,
+#define FORM(kind, form)                                                                       \
+    EACH_N(ONE_##kind, form)                                                                   \
+    static void dot_##form(const uint8_t *group, uint32_t n_blocks, const struct act_block *a, \
+                           out_tile y)                                                         \
+    {                                                                                          \
+        static void (*const by_n[])(const uint8_t *, uint32_t, const struct act_block *,       \
+                                    out_tile) = {EACH_N(NAME_N, form)};                        \
+        by_n[a->n - 1](group, n_blocks, a, y);                                                 \
+    }
+FORM(INT, TILE_Q4)
+FORM(INT, TILE_Q4_WIDE)
+FORM(INT, TILE_Q8)
+FORM(INT, TILE_Q8_MIN)
+FORM(INT, TILE_Q8_HALF)
+FORM(FLOAT, TILE_F16)
+FORM(FLOAT, TILE_BF16)
+FORM(FLOAT, TILE_F32)
+
+INLINE __mmask16 first_lanes(uint32_t n)
+{
+    return n >= 16 ? 0xffff : (__mmask16)((1u << n) - 1);
+}
+
+/* Four sums of squares by position, joined in a fixed order. */
+static void norm(const float *x, const float *gain, float eps, uint32_t n, float *y)
+{
+    __m512 sum[4];
+    for (int i = 0; i < 4; i++)
+        sum[i] = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < n; i += 16) {
+        __m512 v = _mm512_maskz_loadu_ps(first_lanes(n - i), x + i);
+        sum[i / 16 & 3] = _mm512_fmadd_ps(v, v, sum[i / 16 & 3]);
+    }
+    float mean = _mm512_reduce_add_ps(
+                     _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]))) /
+                 (float)n;
+    __m512 scale = _mm512_set1_ps(1.0f / sqrtf(mean + eps));
+    for (uint32_t i = 0; i < n; i += 16) {
+        __mmask16 lanes = first_lanes(n - i);
+        __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), scale);
+        _mm512_mask_storeu_ps(y + i, lanes,
+                              _mm512_mul_ps(v, _mm512_maskz_loadu_ps(lanes, gain + i)));
+    }
+}
+
+INLINE void put_planes(__m512 x, __m512 inverse, int8_t *q, __m512i *sum)
+{
+    __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
+    __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
+    __m512i lo = _mm512_sub_epi32(v, _mm512_slli_epi32(hi, 7));
+    _mm_store_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(hi));
+    _mm_store_si128((__m128i *)(void *)(q + TILE_COLS), _mm512_cvtepi32_epi8(lo));
+    *sum = v;
+}
+
+/* The bits of |x| order floats as integers, infinity and NaN last: one maximum finds both. */
+static void quantize(const float *x, uint32_t n_blocks, uint32_t step, int8_t *q,
+                     struct act_scale *sc)
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    for (uint32_t b = 0; b < n_blocks; b++, x += TILE_COLS, q += 64 * (size_t)step, sc += step) {
+        __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
+        __m512i m0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude);
+        __m512i m1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
+        union {
+            int32_t i;
+            float f;
+        } max = {_mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1))};
+        bool finite = max.i < 0x7f800000;
+        if (!finite || max.f < 1e-30f) { /* ACT_MAX / max would overflow */
+            _mm512_store_si512(q, _mm512_setzero_si512());
+            *sc = (struct act_scale){.d = finite ? 0 : NAN, .sum = finite ? 0 : NAN};
+            continue;
+        }
+        __m512 inverse = _mm512_set1_ps((float)ACT_MAX / max.f);
+        __m512i s0, s1;
+        put_planes(x0, inverse, q, &s0);
+        put_planes(x1, inverse, q + 16, &s1);
+        int32_t half = _mm512_reduce_add_epi32(s0), sum = half + _mm512_reduce_add_epi32(s1);
+        sc->d = max.f * (1.0f / (float)ACT_MAX);
+        sc->sum = sc->d * (float)sum;
+        sc->neg_sum = -sum;
+        sc->neg_sum_half = -half;
+    }
+}
+
+/* e^x to about 1 ulp for x <= 88.7; beyond, e^88.7. NaN stays NaN. */
+INLINE __m512 exp_ps(__m512 x)
+{
+    x = _mm512_min_ps(_mm512_set1_ps(88.7f), _mm512_max_ps(_mm512_set1_ps(-104.0f), x));
+    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f); /* Cephes' expf */
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
+    return _mm512_scalef_ps(p, n);
+}
+
+static void store(const struct out_args *a, out_tile y, out_tile up)
+{
+    __mmask16 lanes = first_lanes(a->n_rows);
+    for (uint32_t t = 0; t < a->n; t++) {
+        float *out = a->out + t * a->stride;
+        __m512 v = _mm512_load_ps(y[t]);
+        if (a->mode == LINEAR_ADD) {
+            v = _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, out), v);
+        } else if (a->mode == LINEAR_SWIGLU) {
+            __m512 e = exp_ps(_mm512_sub_ps(_mm512_setzero_ps(), v));
+            v = _mm512_div_ps(v, _mm512_add_ps(e, _mm512_set1_ps(1.0f)));
+            v = _mm512_mul_ps(v, _mm512_load_ps(up[t]));
+        }
+        _mm512_mask_storeu_ps(out, lanes, v);
+    }
+}
+
+const struct linear_kernels linear_avx512 = {
+    .dot =
+        {
+            [TILE_Q4] = dot_TILE_Q4,
+            [TILE_Q4_WIDE] = dot_TILE_Q4_WIDE,
+            [TILE_Q8] = dot_TILE_Q8,
+            [TILE_Q8_MIN] = dot_TILE_Q8_MIN,
+            [TILE_Q8_HALF] = dot_TILE_Q8_HALF,
+            [TILE_F16] = dot_TILE_F16,
+            [TILE_BF16] = dot_TILE_BF16,
+            [TILE_F32] = dot_TILE_F32,
+        },
+    .norm = norm,
+    .quantize = quantize,
+    .store = store,
+};
