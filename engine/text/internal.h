@@ -6,6 +6,9 @@
 #include "engine/text/special.h"
 #include "engine/text/tokenizer.h"
 
+/* Room for n spans, until the next call; NULL: no memory. */
+struct special_span *token_scratch_spans(struct token_scratch *s, size_t n);
+
 /* tokenize() for text of mixed origin: control tokens are recognised inside the spans (ascending,
  * apart) and nowhere else. Pieces may cross the border of a span: cutting there would give other
  * ids than the model was trained on. */

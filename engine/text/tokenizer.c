@@ -27,6 +27,8 @@ struct tokenizer {
 struct token_scratch {
     struct bpe_scratch bpe;
     struct normalize_scratch normalize;
+    struct special_span *spans; /* of a conversation */
+    size_t spans_room;
     uint64_t serial; /* of the tokenizer that filled the cache */
 };
 
@@ -152,7 +154,18 @@ void token_scratch_destroy(struct token_scratch *s)
         return;
     bpe_scratch_fini(&s->bpe);
     normalize_fini(&s->normalize);
+    mem_free(s->spans);
     mem_free(s);
+}
+
+struct special_span *token_scratch_spans(struct token_scratch *s, size_t n)
+{
+    if (n > s->spans_room) {
+        mem_free(s->spans);
+        s->spans = mem_try_alloc(n * sizeof *s->spans);
+        s->spans_room = s->spans == NULL ? 0 : n;
+    }
+    return s->spans;
 }
 
 /* Text without special tokens. */
