@@ -52,7 +52,7 @@ static void write_token_text(struct render *v, struct writer *w, uint32_t id)
         write_format(w, "token_id:%u", id);
         return;
     }
-    struct text_view b = tokenizer_bytes(v->tok, id);
+    struct text_view b = render_token_bytes(v->tok, id);
     struct utf8_stream u = {0};
     char out[3 * (128 + 3)];
     for (size_t at = 0, n; at < b.len; at += n) {
@@ -152,7 +152,7 @@ static void write_completion_logprobs(struct render *v, struct writer *w, const 
 /* {"token":..,"logprob":..,"bytes":[..]  -- without the closing brace */
 static void write_chat_entry(struct render *v, struct writer *w, uint32_t id, float logprob)
 {
-    struct text_view b = tokenizer_bytes(v->tok, id);
+    struct text_view b = render_token_bytes(v->tok, id);
     LIT(w, "{\"token\":");
     write_token_string(v, w, id);
     LIT(w, ",\"logprob\":");

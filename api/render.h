@@ -47,6 +47,12 @@ struct render_choice {
     const struct text_tokens *scores;    /* prompt_logprobs; NULL: not asked */
 };
 
+/* Bytes of a token; none for an id beyond the vocabulary (logits may be wider). */
+static inline struct text_view render_token_bytes(const struct tokenizer *tok, uint32_t id)
+{
+    return id < tokenizer_vocab(tok) ? tokenizer_bytes(tok, id) : (struct text_view){"", 0};
+}
+
 /* suffix: random hexadecimal digits of the answer's id. */
 void render_init(struct render *v, const struct request *r, const struct tokenizer *tok,
                  const char *suffix, uint64_t created, const char *fingerprint);
