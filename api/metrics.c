@@ -1,0 +1,584 @@
+/* The numbers behind /metrics and their page in Prometheus's text format (metrics.h).
+ *
+ * Histograms are a table: a name, help, bounds. Counters that the engine keeps as totals are shown
+ * as they came in its last MSG_STEP; what a client can see (tokens, requests, latencies) is counted
+ * here, so that a page read right after an answer already includes it.
+ *
+ * Numbers are printed as Python prints floats, because vLLM's are and dashboards filter on
+ * le="1.0". */
+#include "api/call.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_BOUNDS = 32, MAX_HTTP = 64, N_REASONS = 4 };
+
+enum histogram_id {
+    /* the first METRIC_PHASES are enum metric_phase */
+    HIST_PROMPT = METRIC_PHASES,
+    HIST_GENERATION,
+    HIST_MAX_GENERATION,
+    HIST_MAX_TOKENS,
+    HIST_PREFILL_COMPUTED,
+    HIST_N,
+    HIST_ITERATION,
+    HIST_PREEMPTIONS,
+    HIST_STEP,
+    N_HISTOGRAMS
+};
+
+struct histogram {
+    double bounds[MAX_BOUNDS]; /* [n], rising */
+    uint64_t counts[MAX_BOUNDS + 1];
+    uint32_t n;
+    double sum;
+};
+
+struct http_series {
+    char handler[48], method[8];
+    int class; /* 2 for 2xx */
+    uint64_t count;
+};
+
+struct http_time {
+    char handler[48], method[8];
+    struct histogram time;
+};
+
+static const char *const finish_reasons[N_REASONS] = {"stop", "length", "abort", "error"};
+static const char *const rejections[] = {
+    "server_overloaded",       "queue_timeout",       "shutting_down", "loading_model",
+    "context_length_exceeded", "rate_limit_exceeded", "other"};
+
+struct metrics {
+    struct writer labels; /* engine="0",model_name="..." */
+    struct histogram hist[N_HISTOGRAMS];
+    uint64_t prompt_tokens, generated_tokens, corrupted;
+    uint64_t finished[N_REASONS], rejected[ARRAY_LEN(rejections)];
+    struct http_series http[MAX_HTTP];
+    struct http_time http_times[MAX_HTTP];
+    uint32_t n_http, n_http_times;
+    struct msg_step step; /* the last one */
+    double start_unix_s;
+};
+
+static const double bounds_a[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                                  1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+/* vLLM's, and four finer ones: a small model makes a token in 1 ms. */
+static const double bounds_b[] = {.001, .0025, .005, .0075, .01, .025, .05, .075, .1, .15, .2, .3,
+                                  .4,   .5,    .75,  1,     2.5, 5,    7.5, 10,   20, 40,  80};
+static const double bounds_c[] = {.1, .2, .3, .5, .8, 1,   1.5, 2,   2.5, 5,    10,  15,
+                                  20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+static const double bounds_n[] = {1, 2, 5, 10, 20};
+static const double bounds_rows[] = {1,   8,    16,   32,   64,   128,  256,
+                                     512, 1024, 2048, 4096, 8192, 16384};
+static const double bounds_preempt[] = {0, 1, 2, 5, 10};
+static const double bounds_step[] = {.0001, .00025, .0005, .001, .0025, .005, .01, .025,
+                                     .05,   .1,     .25,   .5,   1,     2.5,  5,   10};
+static const double bounds_http[] = {.1, .5, 1, 5, 30};
+
+#define BOUNDS(b) b, ARRAY_LEN(b)
+#define TOKENS    NULL, 0 /* 1, 2, 5, 10 ... up to the context */
+
+static const struct histogram_desc {
+    const char *name, *alias, *help;
+    const double *bounds;
+    size_t n;
+} descs[N_HISTOGRAMS] = {
+    [METRIC_TTFT] = {"vllm:time_to_first_token_seconds", NULL,
+                     "Time from arrival to the first token.", BOUNDS(bounds_a)},
+    [METRIC_ITL] = {"vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds",
+                    "Time between tokens of one answer.", BOUNDS(bounds_b)},
+    [METRIC_TPOT] = {"vllm:request_time_per_output_token_seconds", NULL,
+                     "Mean time per output token of an answer.", BOUNDS(bounds_b)},
+    [METRIC_E2E] = {"vllm:e2e_request_latency_seconds", NULL, "Time from arrival to the end.",
+                    BOUNDS(bounds_c)},
+    [METRIC_QUEUE] = {"vllm:request_queue_time_seconds", NULL, "Time in the queue.",
+                      BOUNDS(bounds_c)},
+    [METRIC_INFERENCE] = {"vllm:request_inference_time_seconds", NULL, "Prefill and decode.",
+                          BOUNDS(bounds_c)},
+    [METRIC_PREFILL] = {"vllm:request_prefill_time_seconds", NULL,
+                        "Time from first scheduled to first token.", BOUNDS(bounds_c)},
+    [METRIC_DECODE] = {"vllm:request_decode_time_seconds", NULL, "Time from first to last token.",
+                       BOUNDS(bounds_c)},
+    [HIST_PROMPT] = {"vllm:request_prompt_tokens", NULL, "Prompt tokens.", TOKENS},
+    [HIST_GENERATION] = {"vllm:request_generation_tokens", NULL, "Generated tokens.", TOKENS},
+    [HIST_MAX_GENERATION] = {"vllm:request_max_num_generation_tokens", NULL,
+                             "Generated tokens of a prompt's longest choice.", TOKENS},
+    [HIST_MAX_TOKENS] = {"vllm:request_params_max_tokens", NULL, "The request's max_tokens.",
+                         TOKENS},
+    [HIST_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens", NULL,
+                               "Prompt tokens that were computed, not found in the cache.", TOKENS},
+    [HIST_N] = {"vllm:request_params_n", NULL, "The request's n.", BOUNDS(bounds_n)},
+    [HIST_ITERATION] = {"vllm:iteration_tokens_total", NULL, "Tokens of one engine step.",
+                        BOUNDS(bounds_rows)},
+    [HIST_PREEMPTIONS] = {"vllm:request_num_preemptions", NULL, "Preemptions of a sequence.",
+                          BOUNDS(bounds_preempt)},
+    [HIST_STEP] = {"spind_step_seconds", NULL, "Duration of an engine step.", BOUNDS(bounds_step)},
+};
+
+/* --- counting ----------------------------------------------------------------------------------- */
+
+static void observe(struct histogram *h, double v)
+{
+    uint32_t lo = 0, hi = h->n; /* first bound >= v */
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (v <= h->bounds[mid])
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    h->counts[lo]++;
+    h->sum += v;
+}
+
+static void histogram_init(struct histogram *h, const double *bounds, size_t n, double most)
+{
+    static const double steps[] = {1, 2, 5};
+    *h = (struct histogram){0};
+    CHECK(n <= MAX_BOUNDS);
+    for (size_t i = 0; i < n; i++)
+        h->bounds[h->n++] = bounds[i];
+    if (bounds != NULL)
+        return;
+    for (double scale = 1;; scale *= 10)
+        for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
+            if (steps[i] * scale > most || h->n == MAX_BOUNDS)
+                return;
+            h->bounds[h->n++] = steps[i] * scale;
+        }
+}
+
+/* A label's value: backslash, quote and line feed escaped. */
+static void write_label(struct writer *w, const char *s)
+{
+    for (; *s != '\0'; s++) {
+        if (*s == '\\' || *s == '"')
+            write_bytes(w, "\\", 1);
+        if (*s == '\n')
+            write_text(w, "\\n");
+        else
+            write_bytes(w, s, 1);
+    }
+}
+
+status metrics_create(struct metrics **out, const char *model_name, const struct engine_info *info)
+{
+    struct metrics *m = mem_try_alloc(sizeof *m);
+    if (m == NULL)
+        return err(ERR_MEMORY, "metrics: no memory");
+    writer_init(&m->labels);
+    write_text(&m->labels, "engine=\"0\",model_name=\"");
+    write_label(&m->labels, model_name);
+    write_text(&m->labels, "\"");
+    double context = info != NULL ? info->max_model_len : 1e6;
+    for (size_t i = 0; i < N_HISTOGRAMS; i++)
+        histogram_init(&m->hist[i], descs[i].bounds, descs[i].n, context);
+    m->start_unix_s = (double)time(NULL);
+    *out = m;
+    return OK;
+}
+
+void metrics_destroy(struct metrics *m)
+{
+    if (m == NULL)
+        return;
+    writer_fini(&m->labels);
+    mem_free(m);
+}
+
+void metrics_time(struct metrics *m, enum metric_phase phase, double seconds)
+{
+    observe(&m->hist[phase], seconds);
+}
+
+void metrics_tokens(struct metrics *m, uint64_t prompt, uint64_t generated)
+{
+    m->prompt_tokens += prompt;
+    m->generated_tokens += generated;
+}
+
+void metrics_choice(struct metrics *m, const struct metric_choice *c)
+{
+    for (size_t i = 0; i < N_REASONS; i++)
+        if (strcmp(c->reason, finish_reasons[i]) == 0)
+            m->finished[i]++;
+    observe(&m->hist[HIST_PROMPT], c->prompt_tokens);
+    observe(&m->hist[HIST_GENERATION], c->output_tokens);
+    observe(&m->hist[HIST_MAX_TOKENS], c->max_tokens);
+}
+
+void metrics_prompt(struct metrics *m, uint32_t n, uint32_t max_output)
+{
+    observe(&m->hist[HIST_N], n);
+    observe(&m->hist[HIST_MAX_GENERATION], max_output);
+}
+
+static void observe_span(struct metrics *m, enum metric_phase phase, uint64_t from, uint64_t to)
+{
+    if (from > 0 && to >= from)
+        observe(&m->hist[phase], (double)(to - from) * 1e-6);
+}
+
+void metrics_done(struct metrics *m, const struct msg_done *d)
+{
+    observe_span(m, METRIC_QUEUE, d->submitted_us, d->scheduled_us);
+    observe(&m->hist[HIST_PREEMPTIONS], d->n_preempted);
+    if (d->first_us == 0)
+        return; /* it never made a token */
+    observe_span(m, METRIC_PREFILL, d->scheduled_us, d->first_us);
+    observe_span(m, METRIC_DECODE, d->first_us, d->last_us);
+    observe_span(m, METRIC_INFERENCE, d->scheduled_us, d->last_us);
+    observe(&m->hist[HIST_PREFILL_COMPUTED], (double)d->n_prompt - d->n_cached);
+}
+
+void metrics_corrupted(struct metrics *m)
+{
+    m->corrupted++;
+}
+
+void metrics_rejected(struct metrics *m, const char *reason)
+{
+    size_t i = 0;
+    while (i + 1 < ARRAY_LEN(rejections) && (reason == NULL || strcmp(reason, rejections[i]) != 0))
+        i++;
+    m->rejected[i]++;
+}
+
+static struct histogram *http_time(struct metrics *m, const char *handler, const char *method)
+{
+    for (uint32_t i = 0; i < m->n_http_times; i++)
+        if (strcmp(m->http_times[i].handler, handler) == 0 &&
+            strcmp(m->http_times[i].method, method) == 0)
+            return &m->http_times[i].time;
+    if (m->n_http_times == MAX_HTTP)
+        return NULL;
+    struct http_time *t = &m->http_times[m->n_http_times++];
+    snprintf(t->handler, sizeof t->handler, "%s", handler);
+    snprintf(t->method, sizeof t->method, "%s", method);
+    histogram_init(&t->time, BOUNDS(bounds_http), 0);
+    return &t->time;
+}
+
+/* Routes and methods are few; beyond MAX_HTTP series the last one takes the rest. */
+void metrics_http(struct metrics *m, const char *handler, const char *method, int http_status,
+                  double seconds)
+{
+    int class = http_status / 100;
+    struct histogram *t = http_time(m, handler, method);
+    if (t != NULL)
+        observe(t, seconds);
+    for (uint32_t i = 0; i < m->n_http; i++) {
+        struct http_series *s = &m->http[i];
+        bool same = strcmp(s->handler, handler) == 0 && strcmp(s->method, method) == 0;
+        if ((same && s->class == class) || i + 1 == MAX_HTTP) {
+            s->count++;
+            return;
+        }
+    }
+    struct http_series *s = &m->http[m->n_http++];
+    *s = (struct http_series){.class = class, .count = 1};
+    snprintf(s->handler, sizeof s->handler, "%s", handler);
+    snprintf(s->method, sizeof s->method, "%s", method);
+}
+
+void metrics_step(struct metrics *m, const struct msg_step *s)
+{
+    uint64_t before = m->step.prompt_tokens + m->step.output_tokens;
+    if (s->steps > m->step.steps) {
+        observe(&m->hist[HIST_ITERATION], (double)(s->prompt_tokens + s->output_tokens - before));
+        observe(&m->hist[HIST_STEP], (double)s->step_us * 1e-6);
+    }
+    m->step = *s;
+}
+
+/* --- the page ----------------------------------------------------------------------------------- */
+
+/* As Python's repr(float) for what occurs here: "1.0", "0.001", shortest that reads back equal. */
+static void write_float(struct writer *w, double v)
+{
+    char text[40];
+    if (isinf(v)) {
+        write_text(w, v > 0 ? "+Inf" : "-Inf");
+        return;
+    }
+    if (v == floor(v) && fabs(v) < 1e15) {
+        snprintf(text, sizeof text, "%.1f", v);
+    } else {
+        for (int digits = 15; digits <= 17; digits++) {
+            snprintf(text, sizeof text, "%.*g", digits, v);
+            if (strtod(text, NULL) == v)
+                break;
+        }
+    }
+    write_text(w, text);
+}
+
+static void write_head(struct writer *w, const char *name, const char *type, const char *help)
+{
+    write_format(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* extra: further labels without braces, or NULL */
+static void write_sample(const struct metrics *m, struct writer *w, const char *name,
+                         const char *extra, double v)
+{
+    write_format(w, "%s{%s%s%s} ", name, m->labels.p, extra ? "," : "", extra ? extra : "");
+    write_float(w, v);
+    write_bytes(w, "\n", 1);
+}
+
+static void write_one(const struct metrics *m, struct writer *w, const char *type, const char *name,
+                      const char *help, double v)
+{
+    write_head(w, name, type, help);
+    write_sample(m, w, name, NULL, v);
+}
+
+static void write_buckets(struct writer *w, const char *name, const char *labels,
+                          const struct histogram *h)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i <= h->n; i++) {
+        sum += h->counts[i];
+        write_format(w, "%s_bucket{%s,le=\"", name, labels);
+        write_float(w, i < h->n ? h->bounds[i] : INFINITY);
+        write_text(w, "\"} ");
+        write_float(w, (double)sum);
+        write_bytes(w, "\n", 1);
+    }
+    write_format(w, "%s_count{%s} ", name, labels);
+    write_float(w, (double)sum);
+    write_format(w, "\n%s_sum{%s} ", name, labels);
+    write_float(w, h->sum);
+    write_bytes(w, "\n", 1);
+}
+
+static void write_histograms(const struct metrics *m, struct writer *w)
+{
+    for (size_t i = 0; i < N_HISTOGRAMS; i++) {
+        write_head(w, descs[i].name, "histogram", descs[i].help);
+        write_buckets(w, descs[i].name, m->labels.p, &m->hist[i]);
+        if (descs[i].alias == NULL)
+            continue;
+        write_head(w, descs[i].alias, "histogram", descs[i].help);
+        write_buckets(w, descs[i].alias, m->labels.p, &m->hist[i]);
+    }
+}
+
+static void write_queue(const struct metrics *m, const struct api *a, struct writer *w)
+{
+    const struct msg_step *s = &m->step;
+    /* The API's own counts move with every event; the engine's only with its next step. */
+    double running = a->calls ? a->calls->n_running : s->running;
+    double waiting = a->calls ? a->calls->n_queued : s->waiting;
+    double total = (double)s->blocks_total[0];
+    double used = total - (double)(s->blocks_free[0] + s->blocks_cached[0]);
+    double usage = total > 0 ? used / total : 0;
+    write_one(m, w, "gauge", "vllm:num_requests_running", "Sequences being computed.", running);
+    write_one(m, w, "gauge", "vllm:num_requests_waiting", "Sequences in the queue.", waiting);
+    write_head(w, "vllm:num_requests_waiting_by_reason", "gauge", "Sequences in the queue.");
+    write_sample(m, w, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", waiting);
+    write_sample(m, w, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
+    write_one(m, w, "gauge", "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.",
+              usage);
+    write_one(m, w, "gauge", "vllm:gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1.",
+              usage);
+    write_head(w, "vllm:engine_sleep_state", "gauge", "The engine's sleep state.");
+    write_sample(m, w, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
+    write_sample(m, w, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"", 0);
+    write_sample(m, w, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
+}
+
+static void write_counters(const struct metrics *m, struct writer *w)
+{
+    const struct msg_step *s = &m->step;
+    const struct {
+        const char *name, *help;
+        uint64_t v;
+    } c[] = {
+        {"vllm:num_preemptions_total", "Preemptions.", s->preemptions},
+        {"vllm:prefix_cache_queries_total", "Prompt tokens looked up.", s->queried_tokens},
+        {"vllm:prefix_cache_hits_total", "Prompt tokens found.", s->cached_tokens},
+        {"vllm:gpu_prefix_cache_queries_total", "Prompt tokens looked up.", s->queried_tokens},
+        {"vllm:gpu_prefix_cache_hits_total", "Prompt tokens found.", s->cached_tokens},
+        {"vllm:external_prefix_cache_queries_total", "Tokens looked up in offload tiers.", 0},
+        {"vllm:external_prefix_cache_hits_total", "Tokens found in offload tiers.", 0},
+        {"vllm:prompt_tokens_total", "Prompt tokens processed.", m->prompt_tokens},
+        {"vllm:prompt_tokens_cached_total", "Of these: from the cache.", s->cached_tokens},
+        {"vllm:generation_tokens_total", "Tokens generated.", m->generated_tokens},
+        {"vllm:corrupted_requests_total", "Sequences with non-finite logits.", m->corrupted},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        write_one(m, w, "counter", c[i].name, c[i].help, (double)c[i].v);
+    const char *source = "vllm:prompt_tokens_by_source_total";
+    write_head(w, source, "counter", "Prompt tokens by where their KV came from.");
+    write_sample(m, w, source, "source=\"local_compute\"", (double)s->prompt_tokens);
+    write_sample(m, w, source, "source=\"local_cache_hit\"", (double)s->cached_tokens);
+    write_sample(m, w, source, "source=\"external_kv_transfer\"", 0);
+}
+
+static void write_reasons(const struct metrics *m, struct writer *w)
+{
+    char label[64];
+    write_head(w, "vllm:request_success_total", "counter", "Answers by how they ended.");
+    for (size_t i = 0; i < N_REASONS; i++) {
+        snprintf(label, sizeof label, "finished_reason=\"%s\"", finish_reasons[i]);
+        write_sample(m, w, "vllm:request_success_total", label, (double)m->finished[i]);
+    }
+    write_head(w, "vllm:admission_rejections_total", "counter", "Requests refused.");
+    for (size_t i = 0; i < ARRAY_LEN(rejections); i++) {
+        snprintf(label, sizeof label, "reason=\"%s\"", rejections[i]);
+        write_sample(m, w, "vllm:admission_rejections_total", label, (double)m->rejected[i]);
+    }
+}
+
+static void write_config(const struct metrics *m, const struct engine_info *info, struct writer *w)
+{
+    char labels[256];
+    if (info == NULL)
+        return;
+    snprintf(labels, sizeof labels,
+             "block_size=\"%u\",cache_dtype=\"bfloat16\",enable_prefix_caching=\"%s\","
+             "num_cpu_blocks=\"%llu\",num_gpu_blocks=\"%llu\"",
+             info->block_rows, info->prefix_caching ? "True" : "False",
+             (unsigned long long)info->kv_blocks[1], (unsigned long long)info->kv_blocks[0]);
+    write_head(w, "vllm:cache_config_info", "gauge", "The KV cache's configuration.");
+    write_sample(m, w, "vllm:cache_config_info", labels, 1);
+}
+
+static void write_http(const struct metrics *m, struct writer *w)
+{
+    write_head(w, "http_requests_total", "counter", "HTTP requests.");
+    for (uint32_t i = 0; i < m->n_http; i++)
+        write_format(w,
+                     "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu.0\n",
+                     m->http[i].handler, m->http[i].method, m->http[i].class,
+                     (unsigned long long)m->http[i].count);
+    write_head(w, "http_request_duration_seconds", "histogram", "Time to the last byte.");
+    for (uint32_t i = 0; i < m->n_http_times; i++) {
+        char labels[128];
+        snprintf(labels, sizeof labels, "handler=\"%s\",method=\"%s\"", m->http_times[i].handler,
+                 m->http_times[i].method);
+        write_buckets(w, "http_request_duration_seconds", labels, &m->http_times[i].time);
+    }
+}
+
+/* --- our own ------------------------------------------------------------------------------------ */
+
+static void write_blocks(const struct metrics *m, struct writer *w)
+{
+    static const char *const tiers[2] = {"hbm", "dram"};
+    const struct msg_step *s = &m->step;
+    write_head(w, "spind_kv_blocks", "gauge", "KV blocks by tier and state.");
+    for (int t = 0; t < 2; t++) {
+        uint64_t unused = s->blocks_free[t] + s->blocks_cached[t];
+        const struct {
+            const char *state;
+            uint64_t v;
+        } v[] = {{"free", s->blocks_free[t]},
+                 {"cached", s->blocks_cached[t]},
+                 {"used", s->blocks_total[t] > unused ? s->blocks_total[t] - unused : 0}};
+        for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+            char label[64];
+            snprintf(label, sizeof label, "tier=\"%s\",state=\"%s\"", tiers[t], v[i].state);
+            write_sample(m, w, "spind_kv_blocks", label, (double)v[i].v);
+        }
+    }
+    write_one(m, w, "gauge", "spind_kv_table_bytes", "Block tables.", (double)s->table_bytes);
+}
+
+static void write_server(const struct metrics *m, const struct api *a, struct writer *w)
+{
+    const struct server_stats *s = &a->server;
+    uint64_t now = clock_us(), heard = a->engine_heard_us;
+    const struct {
+        const char *type, *name, *help;
+        double v;
+    } v[] = {
+        {"gauge", "spind_loop_lag_seconds", "Worst delay of the event loop, last interval.",
+         (double)s->loop_lag_us * 1e-6},
+        {"gauge", "spind_stream_unsent_bytes", "Bytes of streams that clients have not taken.",
+         (double)s->stream_unsent_bytes},
+        {"gauge", "spind_connections", "Open connections.", s->connections},
+        {"counter", "spind_connections_accepted_total", "Accepted.", (double)s->accepted},
+        {"counter", "spind_connections_refused_total", "Refused.", (double)s->refused},
+        {"counter", "spind_requests_total", "HTTP requests read.", (double)s->requests},
+        {"counter", "spind_received_bytes_total", "From clients.", (double)s->bytes_in},
+        {"counter", "spind_sent_bytes_total", "To clients.", (double)s->bytes_out},
+        {"gauge", "spind_calls_active", "Generation requests not answered to the last byte.",
+         a->calls ? calls_active(a->calls) : 0},
+        {"gauge", "spind_engine_heartbeat_age_seconds", "Since the engine's last report.",
+         heard > 0 && now > heard ? (double)(now - heard) * 1e-6 : 0},
+        {"counter", "spind_steps_total", "Engine steps.", (double)m->step.steps},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        write_one(m, w, v[i].type, v[i].name, v[i].help, v[i].v);
+}
+
+static double resident_bytes(void)
+{
+    unsigned long long size, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f == NULL)
+        return 0;
+    if (fscanf(f, "%llu %llu", &size, &resident) != 2)
+        resident = 0;
+    fclose(f);
+    return (double)resident * (double)sysconf(_SC_PAGESIZE);
+}
+
+static double open_files(void)
+{
+    double n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    if (d == NULL)
+        return 0;
+    while (readdir(d) != NULL)
+        n++;
+    closedir(d);
+    return n - 3; /* ".", "..", and the one that reads */
+}
+
+static void write_process(const struct metrics *m, struct writer *w)
+{
+    struct rusage u = {0};
+    getrusage(RUSAGE_SELF, &u);
+    double cpu = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+                 (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
+    const struct {
+        const char *type, *name, *help;
+        double v;
+    } v[] = {
+        {"gauge", "process_resident_memory_bytes", "Resident memory.", resident_bytes()},
+        {"counter", "process_cpu_seconds_total", "User and system time.", cpu},
+        {"gauge", "process_open_fds", "Open file descriptors.", open_files()},
+        {"gauge", "process_start_time_seconds", "Start, in Unix time.", m->start_unix_s},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        write_head(w, v[i].name, v[i].type, v[i].help);
+        write_format(w, "%s ", v[i].name);
+        write_float(w, v[i].v);
+        write_bytes(w, "\n", 1);
+    }
+}
+
+void metrics_render(struct metrics *m, const struct api *a, struct writer *out)
+{
+    write_queue(m, a, out);
+    write_counters(m, out);
+    write_reasons(m, out);
+    write_config(m, a->info, out);
+    write_histograms(m, out);
+    write_http(m, out);
+    write_blocks(m, out);
+    write_server(m, a, out);
+    write_process(m, out);
+}
