@@ -54,7 +54,7 @@ OBJ     := $(SRC:%.c=$(B)/%.o)
 ALL     := $(wildcard $(addsuffix /*.[ch],$(FOLDERS) kernels/core tests tests/unit tests/contract \
            tests/e2e tests/fuzz tests/bench))
 tests-of = $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/$(1)/*.c))
-TESTS   := $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
+TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/*.c)) $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
 
 .DEFAULT_GOAL := all
 .PHONY: all serve test demo bench lint fuzz format clean help tests fuzzers benches \
@@ -110,13 +110,16 @@ $(B)/spind: $(B)/server/main.o $(B)/libspind.a
 # Tests link what they use from libspind.a. A test may name its objects instead, while the rest of
 # the tree does not compile yet (NEEDS_unit_kv := cache/kv.o ...).
 TEXT    := kernels/base.o $(addprefix engine/text/,bpe.o chat.o normalize.o pretokenize.o special.o tokenizer.o tokens.o unicode_table.o utf8.o)
-NEEDS_tokenize_lines  := $(TEXT)
+NEEDS_text_pipe := $(TEXT)
 NEEDS_unit_tokenizer  := $(TEXT)
 NEEDS_unit_pretokenize := $(TEXT)
 NEEDS_unit_utf8       := $(TEXT)
 NEEDS_unit_chat       := $(TEXT)
 NEEDS_bench_tokenizer := $(TEXT)
 NEEDS_fuzz_tokenizer  := $(TEXT)
+MODEL_O := $(addprefix engine/model/,map.o gguf.o gguf_get.o llama.o dictionary.o) kernels/base.o kernels/log.o kernels/dtype.o $(patsubst %.c,%.o,$(wildcard engine/text/*.c))
+NEEDS_unit_gguf := $(MODEL_O)
+NEEDS_fuzz_gguf := $(MODEL_O)
 NEEDS_unit_philox := kernels/base.o
 NEEDS_unit_mock := kernels/base.o kernels/mock/mock.o
 NEEDS_contract_sample := kernels/base.o kernels/cpu/pool.o kernels/cpu/sample.o kernels/cpu/sample_avx512.o
@@ -130,7 +133,7 @@ $(B)/tests/%: $(B)/tests/%.o $$(if $$(NEEDS_$$(subst /,_,$$*)),$$(addprefix $(B)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
 .SECONDARY:
 
-tests: $(TESTS)
+tests: $(TESTS) $(B)/tests/text_pipe
 fuzzers: $(call tests-of,fuzz)
 benches: $(call tests-of,bench)
 

@@ -1,11 +1,12 @@
 #!/bin/bash
-# usage: packages.sh [--check] GROUP...      groups: build test lint
+# usage: packages.sh [--check] GROUP...      groups: build demo test lint
 # Installs the Debian or Ubuntu packages that are missing, and touches nothing when none is.
 # --check only names them, and fails if there are any.
 . "$(dirname "$0")/lib.sh"
 
 declare -A group=(
     [build]='build-essential libuv1-dev libcjson-dev libjemalloc-dev python3 python3-venv'
+    [demo]='curl'
     [test]='perl curl clang-14 libclang-rt-14-dev clang-format-14'
     [lint]='clang-tidy-14 cppcheck clang-format-14'
 )

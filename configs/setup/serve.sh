@@ -1,0 +1,12 @@
+#!/bin/bash
+# `make serve`: from a bare machine to a daemon that answers. usage: serve.sh [flags of spind serve]
+. "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+
+configs/setup/packages.sh build
+if [ -z "${MODEL:-}" ]; then
+    configs/setup/model.sh
+    MODEL=$(configs/setup/model.sh --path)
+fi
+step build "building $SPIND" "$MAKE" "$SPIND"
+exec "$SPIND" serve "$MODEL" --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" "$@"
