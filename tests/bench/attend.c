@@ -1,0 +1,152 @@
+/* How long does attention take? Decode by context and batch, prefill of 512; whole-model numbers:
+ * 30 layers, 9 heads over 3, head_dim 64 (the default model), threads as the process may use.
+ *
+ * Best of several runs. Ceilings: KV bytes read per
+ * second against about 50 GB/s of DRAM on two cores; prefill in f32 FMA against 5.6 G zmm/s a core.
+ * Usage: attend [R] [isa: 0 scalar, 1 AVX2, 2 AVX-512] [threads] */
+#include "kernels/cpu/cpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { LAYERS = 30, HEADS = 9, KV_HEADS = 3, DIM = 64, MAX_BATCH = 64 };
+
+struct bench {
+    struct cpu_backend be;
+    struct kv_geometry geo;
+    struct batch_seq seqs[MAX_BATCH];
+    void *arena;
+    float *qkv, *out, *rope;
+    block_id *blocks;
+    uint32_t n_seqs, n_rows;
+};
+
+/* Fills the arena with small numbers through append itself: pages of all layers are touched. */
+static void fill(struct bench *b, uint32_t context)
+{
+    uint16_t *p = b->arena;
+    size_t n = (size_t)context / b->geo.block_rows * b->geo.block_bytes / 2 * b->n_seqs;
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint16_t)(0x3c00u | (i * 40503u >> 9 & 0x81ffu)); /* +-0.008 .. +-0.03 */
+}
+
+static void setup(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_rows, uint32_t len)
+{
+    size_t width = (HEADS + 2 * KV_HEADS) * DIM;
+    uint32_t per_seq = (len + rows - 1) / rows, n = per_seq * n_seqs;
+    b->geo = (struct kv_geometry){rows, LAYERS, KV_HEADS, DIM, (size_t)rows * DIM * 4, 0};
+    b->geo.block_bytes = b->geo.page_bytes * LAYERS * KV_HEADS;
+    b->n_seqs = n_seqs;
+    b->n_rows = n_rows;
+    b->arena = aligned_alloc(1 << 21, (n * b->geo.block_bytes + (1 << 21)) >> 21 << 21);
+    b->blocks = mem_alloc(n * sizeof *b->blocks);
+    b->qkv = mem_alloc(n_seqs * n_rows * width * sizeof(float));
+    b->out = mem_alloc(n_seqs * n_rows * HEADS * DIM * sizeof(float));
+    b->rope = mem_alloc((size_t)len * DIM * sizeof(float));
+    for (uint32_t i = 0; i < n; i++)
+        b->blocks[i] = i / per_seq + i % per_seq * n_seqs; /* sequences are interleaved */
+    for (uint32_t i = 0; i < n_seqs; i++)
+        b->seqs[i] =
+            (struct batch_seq){i * n_rows, n_rows, len - n_rows, b->blocks + (size_t)i * per_seq};
+    for (size_t i = 0; i < n_seqs * n_rows * width; i++)
+        b->qkv[i] = (float)(i * 2654435761u >> 8 & 0xffff) / 65536 - 0.5f;
+    fill(b, per_seq * rows);
+}
+
+static void teardown(struct bench *b)
+{
+    free(b->arena);
+    mem_free(b->blocks);
+    mem_free(b->qkv);
+    mem_free(b->out);
+    mem_free(b->rope);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void keep_least(uint64_t *least, uint64_t ns)
+{
+    *least = ns < *least ? ns : *least;
+}
+
+/* Time of a step over all layers in microseconds: the best of `runs` for each layer, summed, so
+ * that a time slice given to somebody else spoils one layer of one run. Every run walks all layers:
+ * a layer's pages are as cold as in a model. */
+static void time_step(struct bench *b, int runs, double *append_us, double *attend_us)
+{
+    uint64_t append[LAYERS], attend[LAYERS];
+    memset(append, 0xff, sizeof append);
+    memset(attend, 0xff, sizeof attend);
+    for (int r = 0; r < runs; r++)
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            uint64_t t0 = now_ns();
+            cpu_append(&b->be.base, &(struct append_args){.geo = &b->geo,
+                                                          .arena = b->arena,
+                                                          .layer = layer,
+                                                          .heads = HEADS,
+                                                          .seqs = b->seqs,
+                                                          .n_seqs = b->n_seqs,
+                                                          .rope_cos = b->rope,
+                                                          .rope_sin = b->rope,
+                                                          .qkv = b->qkv});
+            uint64_t t1 = now_ns();
+            cpu_attend(&b->be.base, &(struct attend_args){.geo = &b->geo,
+                                                          .arena = b->arena,
+                                                          .layer = layer,
+                                                          .heads = HEADS,
+                                                          .seqs = b->seqs,
+                                                          .n_seqs = b->n_seqs,
+                                                          .scale = 0.125f,
+                                                          .qkv = b->qkv,
+                                                          .out = b->out});
+            keep_least(&append[layer], t1 - t0);
+            keep_least(&attend[layer], now_ns() - t1);
+        }
+    *append_us = *attend_us = 0;
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        *append_us += (double)append[layer] / 1e3;
+        *attend_us += (double)attend[layer] / 1e3;
+    }
+}
+
+static void measure(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_rows, uint32_t len)
+{
+    double append, attend;
+    setup(b, rows, n_seqs, n_rows, len);
+    int runs = (int)(40000000 / ((size_t)len * n_seqs * (n_rows > 1 ? 40 : 1) * 20) + 5);
+    time_step(b, runs < 200 ? runs : 200, &append, &attend);
+    double bytes = (double)LAYERS * KV_HEADS * DIM * 4 * len * n_seqs;
+    double first = len - n_rows, fma = (double)LAYERS * HEADS * DIM * 2 * n_seqs *
+                                       (first * n_rows + 0.5 * n_rows * (n_rows + 1)) / 16;
+    printf("%8u %6u %6u %12.0f %12.0f %10.1f %8.2f %9.2f\n", len, n_seqs, n_rows, append, attend,
+           attend / n_seqs / n_rows, bytes / attend / 1e3, fma / attend / 1e3);
+    teardown(b);
+}
+
+int main(int argc, char **argv)
+{
+    static const uint32_t cases[][3] = {{64, 1, 1},   {512, 1, 1},  {1800, 1, 1},  {2048, 1, 1},
+                                        {8192, 1, 1}, {64, 16, 1},  {128, 16, 1},  {512, 16, 1},
+                                        {2048, 8, 1}, {8192, 4, 1}, {512, 1, 512}, {2048, 1, 512}};
+    uint32_t rows = argc > 1 ? (uint32_t)atoi(argv[1]) : 16;
+    struct bench *b = mem_alloc(sizeof *b);
+    b->be.isa = argc > 2 ? (enum isa)atoi(argv[2]) : ISA_AVX512;
+    CHECK(pool_create(&b->be.pool, argc > 3 ? (uint32_t)atoi(argv[3]) : 0, false) == OK);
+    CHECK(cpu_attend_open(&b->be) == OK);
+    printf("R = %u, %u threads; best of many, %u layers\n", rows, pool_threads(b->be.pool), LAYERS);
+    printf("%8s %6s %6s %12s %12s %10s %8s %9s\n", "context", "batch", "rows", "append us",
+           "attend us", "us/token", "GB/s", "G FMA/s");
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+        measure(b, rows, cases[i][1], cases[i][2], cases[i][0]);
+    cpu_attend_close(&b->be);
+    pool_destroy(b->be.pool);
+    mem_free(b);
+    return 0;
+}
