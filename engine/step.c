@@ -17,6 +17,8 @@ status step_init(struct step *st, struct backend *be, struct model *model, struc
                         .max_rows = sched->max_rows,
                         .max_seqs = sched->max_seqs,
                         .max_logits = sched->max_seqs + SCHED_SCORED_ROWS};
+    if (st->max_logits > st->max_rows)
+        st->max_logits = st->max_rows;
     st->tokens = mem_alloc(st->max_rows * sizeof *st->tokens);
     st->seqs = mem_alloc(st->max_seqs * sizeof *st->seqs);
     st->logit_rows = mem_alloc(st->max_logits * sizeof *st->logit_rows);
