@@ -1,7 +1,7 @@
 /* What the files of engine/model share, in the order of loading:
  *   gguf.c, gguf_get.c   the file's directory, checked
  *   llama.c              hyper-parameters and tensors: a plan, checked against each other
- *   vocab.c              tokenizer, chat template, end tokens
+ *   dictionary.c              tokenizer, chat template, end tokens
  *   load.c               weights to the backend
  *   model.c, forward.c   the model's life; one pass over a batch
  * A new architecture of the llama family is another reader of a plan. */
@@ -33,14 +33,14 @@ struct plan {
 status llama_plan(struct plan *p, const struct gguf *g);
 void plan_fini(struct plan *p);
 
-struct vocab {
+struct dictionary {
     struct tokenizer *tokenizer;
     const struct chat_template *chat; /* NULL: none in the file */
     uint32_t end_ids[8], n_end_ids;
 };
 
-status vocab_read(struct vocab *v, struct gguf *g);
-void vocab_find_ends(struct vocab *v); /* adds control tokens known to end a turn */
+status dictionary_read(struct dictionary *v, struct gguf *g);
+void dictionary_find_ends(struct dictionary *v); /* adds control tokens known to end a turn */
 
 struct model_layer {
     struct weight *qkv, *out, *gate_up, *down;

@@ -215,7 +215,7 @@ static void describe(struct model *m, const struct gguf *g)
 
 /* Takes the vocabulary over, whatever comes of it. */
 static status load_model(struct model **out, struct backend *be, struct gguf *g,
-                         const struct plan *p, const struct vocab *v)
+                         const struct plan *p, const struct dictionary *v)
 {
     struct model *m = mem_alloc(sizeof *m);
     struct loader l = {.m = m, .g = g, .plan = p, .halves = make_halves(&p->shape)};
@@ -254,16 +254,16 @@ status model_load(struct model **out, struct backend *be, const char *path, uint
 {
     struct gguf *g;
     struct plan plan;
-    struct vocab vocab;
+    struct dictionary words;
     TRY(gguf_open(&g, path));
     status st = llama_plan(&plan, g);
     if (st != OK)
         goto close;
     st = limit_positions(&plan, g, max_positions);
     if (st == OK)
-        st = vocab_read(&vocab, g);
+        st = dictionary_read(&words, g);
     if (st == OK)
-        st = load_model(out, be, g, &plan, &vocab);
+        st = load_model(out, be, g, &plan, &words);
     plan_fini(&plan);
 close:
     gguf_close(g);

@@ -9,13 +9,13 @@
 status model_create_mock(struct model **out, struct backend *be, uint32_t max_positions)
 {
     struct model *m = mem_alloc(sizeof *m);
-    struct vocab v = {.chat = chat_template_chatml()};
+    struct dictionary v = {.chat = chat_template_chatml()};
     status st = tokenizer_create_bytes(&v.tokenizer);
     if (st != OK) {
         mem_free(m);
         return st;
     }
-    vocab_find_ends(&v);
+    dictionary_find_ends(&v);
     m->be = be;
     m->tokenizer = v.tokenizer;
     m->chat = v.chat;

@@ -80,7 +80,7 @@ static status read_id(const struct gguf *g, const char *key, uint32_t n_tokens, 
     return gguf_u32_or(g, key, 0, n_tokens - 1, TOKEN_NONE, id);
 }
 
-static status read_tokenizer(struct vocab *v, struct gguf *g)
+static status read_tokenizer(struct dictionary *v, struct gguf *g)
 {
     struct lists l = {0};
     struct text_view model, pre = {"default", 7};
@@ -114,7 +114,7 @@ static status read_tokenizer(struct vocab *v, struct gguf *g)
     return st;
 }
 
-static status read_template(struct vocab *v, const struct gguf *g)
+static status read_template(struct dictionary *v, const struct gguf *g)
 {
     struct text_view text;
     const char *key = "tokenizer.chat_template";
@@ -130,7 +130,7 @@ static status read_template(struct vocab *v, const struct gguf *g)
     return st;
 }
 
-static void add_end(struct vocab *v, uint32_t id)
+static void add_end(struct dictionary *v, uint32_t id)
 {
     for (uint32_t i = 0; i < v->n_end_ids; i++)
         if (v->end_ids[i] == id)
@@ -139,7 +139,7 @@ static void add_end(struct vocab *v, uint32_t id)
         v->end_ids[v->n_end_ids++] = id;
 }
 
-void vocab_find_ends(struct vocab *v)
+void dictionary_find_ends(struct dictionary *v)
 {
     static const char *const names[] = {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>",
                                         "<|endoftext|>", "</s>"};
@@ -151,10 +151,10 @@ void vocab_find_ends(struct vocab *v)
     }
 }
 
-status vocab_read(struct vocab *v, struct gguf *g)
+status dictionary_read(struct dictionary *v, struct gguf *g)
 {
     uint32_t eot, eom;
-    *v = (struct vocab){0};
+    *v = (struct dictionary){0};
     TRY(read_template(v, g));
     TRY(read_tokenizer(v, g));
     uint32_t n = tokenizer_vocab(v->tokenizer);
@@ -168,6 +168,6 @@ status vocab_read(struct vocab *v, struct gguf *g)
     add_end(v, tokenizer_eos(v->tokenizer));
     add_end(v, eot);
     add_end(v, eom);
-    vocab_find_ends(v);
+    dictionary_find_ends(v);
     return OK;
 }
