@@ -9,6 +9,7 @@
 
 struct calls; /* generations in flight: api/call.c */
 struct auth;  /* api/auth.c */
+struct front; /* api/front.h: bodies being parsed, heartbeat, log */
 
 struct api {
     struct api_config cfg;          /* strings borrowed from the caller for the process's life */
@@ -19,6 +20,7 @@ struct api {
     struct auth *auth;
     struct calls *calls;
     struct metrics *metrics;
+    struct front *front;
     struct server_stats server;
     struct msg_step engine;   /* the last MSG_STEP */
     uint64_t engine_heard_us; /* when it came */
