@@ -15,7 +15,8 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 enum {
-    CHAIN = 6, /* tokens whose integer sums grow together: hides the latency of 5 cycles */
+    CHAIN = 6, /* tokens whose integer sums grow together: 5 cycles of latency on 2 ports */
+    SHORT = 6,  /* up to here, two sums a token */
     PREFETCH_BYTES = 4096 /* ahead of the tile, for few tokens: the stream must not wait for L3 */
 };
 
@@ -45,19 +46,33 @@ INLINE void load_tile(enum tile_form form, const uint8_t *values, __m512i w[8])
     UNROLL for (int g = 0; g < 8; g++) w[g] = bytes_at(values + 64 * g);
 }
 
-INLINE __m512i act_at(const int8_t *q, int g)
+/* sum + 16 rows times inputs 4 g .. 4 g + 3 of a plane. As assembly, because the compiler loads the
+ * broadcast apart, and twice the instructions fill the scheduler before the ports. */
+INLINE __m512i dot4(__m512i sum, __m512i w, const int8_t *q, int g)
 {
-    return _mm512_set1_epi32(((const int32_t *)(const void *)q)[g]);
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0"
+            : "+v"(sum)
+            : "v"(w), "m"(((const int32_t *)(const void *)q)[g]));
+    return sum;
 }
 
-/* Integer sums of `n` tokens over registers g0 .. g1: hi plane, times 128, lo plane. */
+/* Integer sums of `n` tokens over registers g0 .. g1: hi plane, times 128, lo plane. Few tokens do not
+ * hide the latency of a chain: their planes grow apart, and are joined. Integers: the same bits. */
 INLINE void add_planes(const __m512i w[8], const int8_t *q, int n, int g0, int g1, __m512i *sum)
 {
-    UNROLL for (int g = g0; g < g1; g++) UNROLL for (int t = 0; t < n; t++) sum[t] =
-        _mm512_dpbusd_epi32(sum[t], w[g], act_at(q + 64 * t, g));
+    __m512i lo[CHAIN];
+    const bool apart = n <= SHORT;
+    UNROLL for (int t = 0; t < n && apart; t++) lo[t] = _mm512_setzero_si512();
+    UNROLL for (int g = g0; g < g1; g++) UNROLL for (int t = 0; t < n; t++)
+    {
+        sum[t] = dot4(sum[t], w[g], q + 64 * t, g);
+        if (apart)
+            lo[t] = dot4(lo[t], w[g], q + 64 * t, 8 + g);
+    }
     UNROLL for (int t = 0; t < n; t++) sum[t] = _mm512_slli_epi32(sum[t], 7);
-    UNROLL for (int g = g0; g < g1; g++) UNROLL for (int t = 0; t < n; t++) sum[t] =
-        _mm512_dpbusd_epi32(sum[t], w[g], act_at(q + 64 * t, 8 + g));
+    UNROLL for (int t = 0; t < n && apart; t++) sum[t] = _mm512_add_epi32(sum[t], lo[t]);
+    UNROLL for (int g = g0; g < g1 && !apart; g++) UNROLL for (int t = 0; t < n; t++) sum[t] =
+        dot4(sum[t], w[g], q + 64 * t, 8 + g);
 }
 
 INLINE __m512 scaled(__m512i sum, const struct act_scale *sc, __m512 d, __m512 acc)
@@ -120,9 +135,10 @@ INLINE void dot_int(enum tile_form form, int value_bytes, int scale_bytes, int n
                 _mm_prefetch(values + PREFETCH_BYTES + line, _MM_HINT_T0);
         load_tile(form, values, w);
         load_scales(form, scales, &d, &m);
-        add_tile(form, w, d, m, q, sc, n < CHAIN ? n : CHAIN, acc);
+        const int first = n <= CHAIN ? n : n / 2;
+        add_tile(form, w, d, m, q, sc, first, acc);
         if (n > CHAIN)
-            add_tile(form, w, d, m, q + 64 * CHAIN, sc + CHAIN, n - CHAIN, acc + CHAIN);
+            add_tile(form, w, d, m, q + 64 * first, sc + first, n - first, acc + first);
         scales += scale_step;
         values += value_step;
         q += 64 * n;
