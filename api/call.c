@@ -305,7 +305,7 @@ static bool serves(const struct api *a, struct api_error *e)
     if (a->draining)
         error_set(e, 503, "shutting_down", NULL, "The server is shutting down.");
     else if (a->engine_dead)
-        error_set(e, 503, "server_overloaded", NULL, "The engine has failed: %s", a->engine_error);
+        error_set(e, 503, "engine_dead", NULL, "The engine has stopped.");
     else if (a->info == NULL || a->mail == NULL)
         error_set(e, 503, "loading_model", NULL, "Loading model");
     else

@@ -1,0 +1,498 @@
+/* api/call.c, submit.c, answer.c: what the engine says becomes what the client reads. */
+#include "tests/call_rig.h"
+#include "tests/tap.h"
+
+#define CHUNK                                                                                    \
+    "data: "                                                                                     \
+    "{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":0,\"model\":\"m\"," \
+    "\"choices\":["
+#define TEXT                                                                                       \
+    "data: "                                                                                       \
+    "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":0,\"model\":\"m\",\"choices\":" \
+    "["
+#define WHOLE                                                                                      \
+    "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":0,\"model\":\"m\",\"choices\":" \
+    "["
+
+static void page_is(struct exchange *x, const char *want, const char *name)
+{
+    const char *page = rig_page(x);
+    if (!ok(strcmp(page, want) == 0, "%s", name))
+        printf("# got:\n%s\n# want:\n%s\n", page, want);
+}
+
+/* The fingerprint is of this build; the page up to it. */
+static void page_begins(struct exchange *x, const char *want, const char *name)
+{
+    const char *page = rig_page(x);
+    if (!ok(strncmp(page, want, strlen(want)) == 0, "%s", name))
+        printf("# got:\n%s\n# want:\n%s\n", page, want);
+}
+
+static void a_chat_stream_is_byte_for_byte_what_clients_expect(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(
+        &g, &x, REQUEST_CHAT,
+        "{\"prompt\":\"123456789\",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+    ok(x.status == 0, "nothing is sent before the first token");
+    rig_scheduled(&g, g.ids[0]);
+    rig_say(&g, g.ids[0], "Hel", 0);
+    calls_flush(&g.a);
+    rig_say(&g, g.ids[0], "lo", 3);
+    calls_flush(&g.a);
+    struct rig_event eos = {.id = g.ids[0], .token = RIG_EOS, .index = 5};
+    rig_token(&g, &eos);
+    calls_flush(&g.a);
+    is_int(x.n_writes, 2, "one write per choice and batch; the end token waits for MSG_DONE");
+    rig_done(&g, g.ids[0], DONE_STOP, RIG_EOS, 6);
+    calls_flush(&g.a);
+    page_is(
+        &x,
+        CHUNK "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+              "\"finish_reason\":null}],\"usage\":null}\n\n" //
+        CHUNK "{\"index\":0,\"delta\":{\"content\":\"Hel\"},\"logprobs\":null,"
+              "\"finish_reason\":null}],\"usage\":null}\n\n" //
+        CHUNK "{\"index\":0,\"delta\":{\"content\":\"lo\"},\"logprobs\":null,"
+              "\"finish_reason\":null}],\"usage\":null}\n\n" //
+        CHUNK "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\","
+              "\"stop_reason\":null}],\"usage\":null}\n\n" //
+        CHUNK "],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":6,\"total_tokens\":15}}\n\n"
+              "data: [DONE]\n\n",
+        "role with the first token, text, reason on an empty delta, usage, [DONE]");
+    ok(x.ended && x.clean && g.a.calls->first == NULL,
+       "the stream ends cleanly and the call is freed");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void the_last_text_carries_the_reason(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"a\",\"stream\":true,\"max_tokens\":2}");
+    rig_say(&g, g.ids[0], "x", 0);
+    calls_flush(&g.a);
+    rig_say(&g, g.ids[0], "\"", 1);
+    calls_flush(&g.a);
+    rig_done(&g, g.ids[0], DONE_LENGTH, 0, 2);
+    calls_flush(&g.a);
+    page_is(&x,
+            TEXT "{\"index\":0,\"text\":\"x\",\"logprobs\":null,\"finish_reason\":null}]}\n\n" //
+            TEXT "{\"index\":0,\"text\":\"\\\"\",\"logprobs\":null,\"finish_reason\":\"length\","
+                 "\"stop_reason\":null}]}\n\ndata: [DONE]\n\n",
+            "without include_usage there is no usage key; length rides on the last text");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void a_stop_string_ends_it_at_once(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION,
+              "{\"prompt\":\"ab\",\"stop\":[\"END\"],\"max_tokens\":50}");
+    rig_say(&g, g.ids[0], "so ENDING", 0);
+    calls_flush(&g.a);
+    rig_listen(&g);
+    ok(x.ended, "the answer is out before the engine knows");
+    page_begins(&x,
+                WHOLE
+                "{\"index\":0,\"text\":\"so \",\"logprobs\":null,\"finish_reason\":\"stop\","
+                "\"stop_reason\":\"END\"}],\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":6,"
+                "\"total_tokens\":8},\"system_fingerprint\":\"b1.2-",
+                "text is cut, the stop is named, tokens are counted up to the match");
+    ok(g.n_cancels == 1 && g.cancelled[0] == g.ids[0], "the sequence is cancelled");
+    ok(g.a.calls->first != NULL && calls_active(g.a.calls) == 0, "the call waits for MSG_DONE");
+    rig_say(&g, g.ids[0], "late", 9);
+    rig_done(&g, g.ids[0], DONE_CANCELLED, 0, 13);
+    calls_flush(&g.a);
+    ok(g.a.calls->first == NULL, "late tokens are ignored and MSG_DONE frees it");
+    rig_say(&g, g.ids[0], "ghost", 14);
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void stop_ids_are_told_but_end_tokens_are_not(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION,
+              "{\"prompt\":\"ab\",\"stop_token_ids\":[33],\"max_tokens\":50}");
+    is_int(g.last.n_stop, 2, "the engine stops at the client's id and at the model's");
+    rig_say(&g, g.ids[0], "hi!", 0);
+    rig_done(&g, g.ids[0], DONE_STOP, 33, 3);
+    calls_flush(&g.a);
+    page_begins(&x,
+                WHOLE
+                "{\"index\":0,\"text\":\"hi\",\"logprobs\":null,\"finish_reason\":\"stop\","
+                "\"stop_reason\":33}],\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":3,",
+                "a stop id is named; its text is not part of the answer");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void choices_are_numbered_prompt_by_prompt(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION,
+              "{\"prompt\":[\"ab\",\"cde\"],\"n\":2,\"max_tokens\":1,\"temperature\":1}");
+    is_int(g.n_ids, 4, "two prompts with n = 2 are four sequences");
+    ok(g.last.params.choice == 1 && g.last.leader == g.ids[2] && g.last.n_prompt == 3,
+       "siblings name the first choice of their prompt and their own number");
+    for (int i = 3; i >= 0; i--) {
+        rig_say(&g, g.ids[i], (const char[]){(char)('0' + i), 0}, 0);
+        rig_done(&g, g.ids[i], DONE_LENGTH, 0, 1);
+    }
+    calls_flush(&g.a);
+    const char *page = rig_page(&x);
+    ok(strstr(page, "{\"index\":0,\"text\":\"0\"") && strstr(page, "{\"index\":3,\"text\":\"3\"") &&
+           strstr(page,
+                  "\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":4,\"total_tokens\":9}"),
+       "answers come in order and each prompt is counted once");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void echo_with_logprobs_begins_with_the_prompt(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(
+        &g, &x, REQUEST_COMPLETION,
+        "{\"prompt\":\"ab\",\"echo\":true,\"logprobs\":1,\"max_tokens\":1,\"temperature\":0}");
+    ok(g.last.prompt_logprobs == 1 && g.last.logprobs == 1, "the prompt is scored");
+    struct rig_event p = {.id = g.ids[0],
+                          .token = 'b',
+                          .index = 1,
+                          .n_top = 1,
+                          .logprob = -0.5f,
+                          .top = {{'b', -0.5f}}};
+    struct rig_event t = {.id = g.ids[0],
+                          .token = 'c',
+                          .index = 0,
+                          .n_top = 1,
+                          .logprob = -1.25f,
+                          .top = {{'d', -1.0f}}};
+    rig_prompt(&g, &p);
+    rig_token(&g, &t);
+    rig_done(&g, g.ids[0], DONE_LENGTH, 0, 1);
+    calls_flush(&g.a);
+    page_begins(&x,
+                WHOLE "{\"index\":0,\"text\":\"abc\",\"logprobs\":{\"text_offset\":[0,1,2],"
+                      "\"token_logprobs\":[null,-0.5,-1.25],\"tokens\":[\"a\",\"b\",\"c\"],"
+                      "\"top_logprobs\":[null,{\"b\":-0.5},{\"d\":-1.0,\"c\":-1.25}]},"
+                      "\"finish_reason\":\"length\",\"stop_reason\":null}],",
+                "arrays start with the prompt; its first token has no probability");
+    rig_close(&x);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":[97,98],\"echo\":true,\"max_tokens\":0}");
+    is_int(g.last.max_tokens, 0, "max_tokens 0 with echo only scores");
+    rig_done(&g, g.ids[1], DONE_LENGTH, 0, 0);
+    calls_flush(&g.a);
+    page_begins(&x,
+                WHOLE
+                "{\"index\":0,\"text\":\"ab\",\"logprobs\":null,\"finish_reason\":\"length\","
+                "\"stop_reason\":null}],\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":0,",
+                "ids are echoed as text and nothing is generated");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void failures_are_statuses_before_the_head_and_events_after(void)
+{
+    struct rig g;
+    struct exchange x, y;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_open(&y);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"stream\":true}");
+    rig_done(&g, g.ids[0], DONE_NUMERIC, 0, 0);
+    calls_flush(&g.a);
+    ok(x.status == 500 && !x.stream && strstr(x.bytes.p, "\"type\":\"server_error\"") &&
+           strstr(x.extra, "x-should-retry: false"),
+       "a numeric failure before the head is a 500 that says not to retry");
+    rig_start(&g, &y, REQUEST_COMPLETION,
+              "{\"prompt\":\"ab\",\"stream\":true,\"n\":2,\"temperature\":1}");
+    rig_say(&g, g.ids[1], "x", 0);
+    calls_flush(&g.a);
+    rig_done(&g, g.ids[2], DONE_DEVICE, 0, 0);
+    calls_flush(&g.a);
+    rig_listen(&g);
+    ok(y.stream && y.ended && !y.clean && strstr(y.bytes.p, "data: {\"error\":{\"message\":") &&
+           !strstr(y.bytes.p, "[DONE]"),
+       "after the head it is an error event, no [DONE], and a connection that does not look whole");
+    ok(g.n_cancels == 1 && g.cancelled[0] == g.ids[1], "the sibling is cancelled");
+    rig_done(&g, g.ids[1], DONE_CANCELLED, 0, 1);
+    calls_flush(&g.a);
+    ok(g.a.calls->first == NULL, "and freed when its MSG_DONE comes");
+    rig_close(&x);
+    rig_close(&y);
+    rig_fini(&g);
+}
+
+static void a_client_that_leaves_is_never_touched_again(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"n\":3,\"temperature\":1}");
+    rig_say(&g, g.ids[0], "x", 0);
+    call_gone(&g.a, &x);
+    rig_close(&x);
+    memset(&x, 0xa5, sizeof x);
+    rig_listen(&g);
+    is_int(g.n_cancels, 3, "every sequence is cancelled");
+    rig_say(&g, g.ids[1], "late", 0);
+    calls_flush(&g.a);
+    calls_tick(&g.a, clock_us() + 60000000);
+    for (int i = 0; i < 3; i++)
+        rig_done(&g, g.ids[i], DONE_CANCELLED, 0, 1);
+    calls_flush(&g.a);
+    ok(g.a.calls->first == NULL && calls_queued(g.a.calls) == 0 && calls_active(g.a.calls) == 0,
+       "its memory goes with the last MSG_DONE");
+    rig_fini(&g);
+}
+
+static void the_queue_is_bounded(void)
+{
+    struct rig g;
+    struct exchange x[16];
+    int full = 0, i;
+    rig_init(&g, 1 << 20);
+    for (i = 0; i < 16; i++) {
+        rig_open(&x[i]);
+        rig_start(&g, &x[i], REQUEST_COMPLETION, "{\"prompt\":\"ab\"}");
+        full += x[i].status == 503;
+    }
+    is_int(full, 16 - 8 - RIG_SEQS, "the queue takes its bound beyond what can run at once");
+    ok(strstr(x[15].bytes.p, "\"code\":\"server_overloaded\"") &&
+           strstr(x[15].extra, "Retry-After: "),
+       "the others get 503 and when to come back");
+    rig_scheduled(&g, g.ids[0]);
+    is_int(calls_queued(g.a.calls), 11, "a scheduled sequence is not queued");
+    struct exchange big;
+    rig_open(&big);
+    rig_start(&g, &big, REQUEST_COMPLETION, "{\"prompt\":[\"a\",\"b\"],\"n\":8,\"temperature\":1}");
+    ok(big.status == 400, "more sequences than could ever wait are a 400");
+    rig_close(&big);
+    for (i = 0; i < 16; i++) {
+        if (x[i].status == 0)
+            call_gone(&g.a, &x[i]);
+        rig_close(&x[i]);
+    }
+    rig_fini(&g);
+}
+
+static void what_the_pool_cannot_hold_is_refused(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    g.info.kv_blocks[0] = 2;
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"max_tokens\":100}");
+    ok(x.status == 400 && strstr(x.bytes.p, "context_length_exceeded") &&
+           strstr(x.bytes.p, "pool") && strstr(x.bytes.p, "\"n_prompt_tokens\":2"),
+       "prompt and output larger than the block pool are a 400 that names it");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void time_passes(void)
+{
+    struct rig g;
+    struct exchange x, y;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_open(&y);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"stream\":true}");
+    rig_start(&g, &y, REQUEST_COMPLETION, "{\"prompt\":\"ab\"}");
+    uint64_t now = clock_us();
+    rig_scheduled(&g, g.ids[0]);
+    calls_tick(&g.a, now + 4000000);
+    ok(!x.stream, "a stream without a token has no head for 5 s");
+    calls_tick(&g.a, now + 6000000);
+    page_is(&x, ": ping\n\n", "then it gets one, with a comment");
+    calls_tick(&g.a, now + 20000000);
+    is_int(x.n_writes, 1, "no comment while 15 s have not passed");
+    calls_tick(&g.a, now + 22000000);
+    is_int(x.n_writes, 2, "a comment every 15 s of silence");
+    ok(y.status == 0, "a queued request waits for its timeout");
+    calls_tick(&g.a, now + 31000000);
+    rig_listen(&g);
+    ok(y.status == 503 && strstr(y.bytes.p, "queue_timeout") && g.n_cancels == 1,
+       "one that was not scheduled in time is a 503 and is cancelled");
+    ok(!x.ended, "one that was scheduled may take its time");
+    call_gone(&g.a, &x);
+    rig_close(&x);
+    rig_close(&y);
+    rig_fini(&g);
+}
+
+static void a_slow_reader_gets_fewer_longer_events(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION,
+              "{\"prompt\":\"ab\",\"stream\":true,\"max_tokens\":2000}");
+    x.unsent = SOFT_UNSENT + 1;
+    rig_say(&g, g.ids[0], "abc", 0);
+    calls_flush(&g.a);
+    rig_say(&g, g.ids[0], "def", 3);
+    calls_flush(&g.a);
+    is_int(x.n_writes, 0, "above the soft limit tokens are gathered");
+    x.unsent = 0;
+    calls_flush(&g.a);
+    page_is(&x,
+            TEXT "{\"index\":0,\"text\":\"abcdef\",\"logprobs\":null,\"finish_reason\":null}]}\n\n",
+            "and leave in one event when the client has read");
+    x.limit = 1;
+    rig_say(&g, g.ids[0], "ghi", 6);
+    calls_flush(&g.a);
+    rig_say(&g, g.ids[0], "jkl", 9);
+    calls_flush(&g.a);
+    calls_tick(&g.a, clock_us() + 50000000);
+    ok(!x.ended && g.a.calls->first->cut, "after the hard limit nothing is written any more");
+    call_gone(&g.a, &x);
+    rig_done(&g, g.ids[0], DONE_CANCELLED, 0, 12);
+    calls_flush(&g.a);
+    ok(g.a.calls->first == NULL, "until the server says that the client is gone");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void a_full_mailbox_delays_and_loses_nothing(void)
+{
+    struct rig g;
+    struct exchange x;
+    char json[8192] = "{\"n\":8,\"temperature\":1,\"prompt\":\"", tail[] = "\"}";
+    rig_init(&g, 4096);
+    rig_open(&x);
+    memset(json + strlen(json), 'a', 128);
+    strcat(json, tail);
+    struct request *r;
+    struct api_error e;
+    CHECK(request_parse(&r, REQUEST_COMPLETION, &g.a.rules, g.a.scratch, json, strlen(json), 1,
+                        &e) == OK);
+    call_start(&g.a, &x, r);
+    ok(g.a.calls->waiting != NULL && x.status == 0, "what the ring cannot take now waits");
+    is_int(calls_queued(g.a.calls), 8, "and counts as queued");
+    rig_listen(&g);
+    while (g.a.calls->waiting != NULL) {
+        calls_flush(&g.a);
+        rig_listen(&g);
+    }
+    is_int(g.n_ids, 8, "it is posted as room appears");
+    while (mailbox_room(g.a.mail, TO_ENGINE) >= sizeof(struct msg_cancel)) {
+        struct msg_cancel *m = mailbox_reserve(g.a.mail, TO_ENGINE, sizeof *m);
+        if (m == NULL)
+            break;
+        *m = (struct msg_cancel){.head = {MSG_CANCEL, sizeof *m}, .id = 1};
+        mailbox_post(g.a.mail, TO_ENGINE);
+    }
+    call_gone(&g.a, &x);
+    is_int(g.a.calls->n_cancel_due, 8, "cancels that find the ring full are remembered");
+    rig_listen(&g);
+    g.n_cancels = 0;
+    calls_flush(&g.a);
+    rig_listen(&g);
+    is_int(g.n_cancels, 8, "and posted");
+    for (int i = 0; i < 8; i++)
+        rig_done(&g, g.ids[i], DONE_CANCELLED, 0, 0);
+    calls_flush(&g.a);
+    ok(g.a.calls->first == NULL, "then all is freed");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void usage_can_be_told_with_every_event(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(
+        &g, &x, REQUEST_CHAT,
+        "{\"prompt\":\"ab\",\"stream\":true,\"max_tokens\":2,\"stream_options\":"
+        "{\"include_usage\":true,\"continuous_usage_stats\":true},\"return_token_ids\":true}");
+    rig_say(&g, g.ids[0], "x", 0);
+    calls_flush(&g.a);
+    rig_say(&g, g.ids[0], "y", 1);
+    rig_done(&g, g.ids[0], DONE_LENGTH, 0, 2);
+    calls_flush(&g.a);
+#define USAGE(c, t) \
+    "\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":" c ",\"total_tokens\":" t "}}\n\n"
+    page_is(&x,
+            CHUNK
+            "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+            "\"finish_reason\":null}],\"prompt_token_ids\":[97,98]," USAGE("0", "2") //
+            CHUNK "{\"index\":0,\"delta\":{\"content\":\"x\"},\"logprobs\":null,"
+                  "\"finish_reason\":null,\"token_ids\":[120]}]," USAGE("1", "3") //
+            CHUNK "{\"index\":0,\"delta\":{\"content\":\"y\"},\"logprobs\":null,"
+                  "\"finish_reason\":\"length\",\"stop_reason\":null,\"token_ids\":[121]}]," USAGE(
+                      "2", "4") //
+            CHUNK "]," USAGE("2", "4") "data: [DONE]\n\n",
+            "running usage rises to the final one; prompt ids come first");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void everything_can_be_aborted(void)
+{
+    struct rig g;
+    struct exchange x, y;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_open(&y);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\"}");
+    rig_start(&g, &y, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"stream\":true}");
+    rig_say(&g, g.ids[1], "x", 0);
+    calls_flush(&g.a);
+    g.a.engine_dead = true;
+    calls_abort_all(&g.a, "engine_dead", "The engine has stopped.");
+    ok(x.status == 503 && strstr(x.bytes.p, "\"code\":\"engine_dead\""),
+       "whole answers become 503");
+    ok(y.ended && !y.clean && strstr(y.bytes.p, "engine_dead"), "streams end with an error event");
+    ok(g.a.calls->first == NULL, "a dead engine owes nothing");
+    rig_close(&x);
+    rig_close(&y);
+    rig_fini(&g);
+}
+
+int main(void)
+{
+    a_chat_stream_is_byte_for_byte_what_clients_expect();
+    the_last_text_carries_the_reason();
+    a_stop_string_ends_it_at_once();
+    stop_ids_are_told_but_end_tokens_are_not();
+    choices_are_numbered_prompt_by_prompt();
+    echo_with_logprobs_begins_with_the_prompt();
+    failures_are_statuses_before_the_head_and_events_after();
+    a_client_that_leaves_is_never_touched_again();
+    the_queue_is_bounded();
+    what_the_pool_cannot_hold_is_refused();
+    time_passes();
+    a_slow_reader_gets_fewer_longer_events();
+    a_full_mailbox_delays_and_loses_nothing();
+    usage_can_be_told_with_every_event();
+    everything_can_be_aborted();
+    return tap_done();
+}
