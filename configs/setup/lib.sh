@@ -22,7 +22,7 @@ die()
 }
 
 # step NAME TEXT COMMAND...: runs it with its output in a log, says how long it took; when it fails
-# shows the end of the log and returns its status.
+# shows the end of the log, unless STEP_QUIET is set, and returns its status.
 step()
 {
     local name=$1 text=$2 log=$LOGS/$1.log start=$EPOCHREALTIME rc=0
@@ -33,8 +33,8 @@ step()
     if [ "$rc" -eq 0 ]; then
         printf '%d.%d s\n' $((us / 1000000)) $((us / 100000 % 10))
     else
-        printf 'failed after %d s; the end of %s:\n' $((us / 1000000)) "$log"
-        tail -n 25 "$log" | sed 's/^/    /'
+        printf 'failed after %d s (%s)\n' $((us / 1000000)) "$log"
+        [ -n "${STEP_QUIET:-}" ] || tail -n 25 "$log" | sed 's/^/    /'
     fi
     return "$rc"
 }
@@ -70,9 +70,9 @@ fetch()
     venv_make "$venv"
     local part
     part=$(mktemp -d "$CACHE/downloads/part.XXXXXX")
-    local try ok=1
-    for try in 1 2 3; do
-        [ "$try" -eq 1 ] || sleep 2
+    local try ok=1 tries=3 STEP_QUIET
+    for ((try = 1; try <= tries; try++)); do
+        STEP_QUIET=$([ $try -eq $tries ] || echo yes)
         step "fetch-$file" "fetching $what from the Python package registry" "$venv/bin/python" -m pip \
             --disable-pip-version-check download --no-deps --retries 3 --timeout 20 --dest "$part" \
             "$@" "$what" || continue
