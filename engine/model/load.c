@@ -227,8 +227,10 @@ static status load_model(struct model **out, struct backend *be, struct gguf *g,
     memcpy(m->info.end_ids, v->end_ids, sizeof m->info.end_ids);
     m->info.n_end_ids = v->n_end_ids;
     m->layers = mem_alloc(p->shape.layers * sizeof *m->layers);
+    char what[160];
     describe(m, g);
-    log_progress_start(&l.progress, m->info.name, gguf_file_bytes(g));
+    snprintf(what, sizeof what, "loading %s", m->info.name);
+    log_progress_start(&l.progress, what, gguf_file_bytes(g));
     status st = load_all(&l);
     mem_free(l.halves);
     if (st != OK) {
