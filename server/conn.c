@@ -70,6 +70,8 @@ size_t conn_read_room(const struct conn *c)
 {
     if (c->state == CONN_CLOSED || c->peer_done)
         return 0;
+    if (c->state == CONN_LINGER) /* then it waits: a reset now could eat our answer */
+        return c->discarded < CONN_DISCARD_MAX ? CONN_PENDING_MAX : 0;
     if (c->state == CONN_CALL || c->pend.len > 0)
         return CONN_PENDING_MAX - c->pend.len;
     return c->state == CONN_BODY ? 64 * 1024 : 16 * 1024;
@@ -307,8 +309,6 @@ void conn_input(struct conn *c, const char *p, size_t n)
 {
     if (c->state == CONN_LINGER) {
         c->discarded += n;
-        if (c->discarded > CONN_DISCARD_MAX)
-            go(c, CONN_CLOSED);
     } else if (c->state == CONN_CALL || c->pend.len > 0) {
         c->broken = !conn_bytes_put(&c->pend, p, n) || c->broken;
         c->env->wake(c);

@@ -12,7 +12,7 @@
 
 #include <llhttp.h>
 
-#include "engine/text/tokenizer.h" /* text_view */
+#include "api/exchange.h" /* text_view */
 #include "kernels/base.h"
 
 #if LLHTTP_VERSION_MAJOR < 9

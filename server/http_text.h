@@ -3,7 +3,7 @@
 #ifndef SERVER_HTTP_TEXT_H
 #define SERVER_HTTP_TEXT_H
 
-#include "engine/text/tokenizer.h" /* text_view */
+#include "api/exchange.h" /* text_view */
 #include "kernels/base.h"
 
 enum { HTTP_DATE_BYTES = 30, HTTP_ID_BYTES = 65 };

@@ -466,7 +466,7 @@ static void link_tick(struct link *l)
             c->progress_us = c->env->now_us;
         l->flight_left = c->in_flight = left;
     }
-    if (!l->reading && c->with_api && peer_left(l))
+    if (!l->reading && !l->closing && !c->peer_done && peer_left(l))
         conn_lost(c);
     conn_tick(c);
 }
