@@ -115,12 +115,12 @@ NEEDS_unit_tokenizer  := $(TEXT)
 NEEDS_unit_pretokenize := $(TEXT)
 NEEDS_unit_utf8       := $(TEXT)
 NEEDS_unit_chat       := $(TEXT)
-NEEDS_bench_tokenizer := $(TEXT)
+NEEDS_bench_tokenizer = $(MODEL_O)
 NEEDS_fuzz_tokenizer  := $(TEXT)
 MODEL_O := $(addprefix engine/model/,map.o gguf.o gguf_get.o llama.o dictionary.o) kernels/base.o kernels/log.o kernels/dtype.o $(patsubst %.c,%.o,$(wildcard engine/text/*.c))
 NEEDS_unit_gguf := $(MODEL_O)
 NEEDS_fuzz_gguf := $(MODEL_O)
-MODEL_CPU_O := $(MODEL_O) $(addprefix engine/model/,load.o model.o forward.o) $(patsubst %.c,%.o,$(wildcard kernels/cpu/*.c))
+MODEL_CPU_O := $(MODEL_O) $(addprefix engine/model/,load.o model.o forward.o) $(patsubst %.c,%.o,$(wildcard kernels/cpu/*.c)) kernels/mock/mock.o
 NEEDS_contract_parity := $(MODEL_CPU_O)
 NEEDS_contract_model := $(MODEL_CPU_O)
 NEEDS_unit_json := kernels/base.o api/json.o
@@ -129,16 +129,16 @@ NEEDS_unit_error := kernels/base.o api/error.o
 NEEDS_unit_auth := kernels/base.o api/auth.o
 REQUEST_O := $(TEXT) $(addprefix api/,error.o json.o request.o request_chat.o request_fields.o request_prompt.o request_sampling.o)
 NEEDS_unit_request := $(REQUEST_O)
-NEEDS_fuzz_json := kernels/base.o api/json.o
+NEEDS_fuzz_json := kernels/base.o api/json.o api/writer.o
 NEEDS_fuzz_request := $(REQUEST_O)
 NEEDS_unit_philox := kernels/base.o
 NEEDS_unit_mock := kernels/base.o kernels/mock/mock.o
-NEEDS_contract_sample := kernels/base.o kernels/cpu/pool.o kernels/cpu/sample.o kernels/cpu/sample_avx512.o
+NEEDS_contract_sample := kernels/base.o kernels/cpu/pool.o kernels/cpu/sample.o kernels/cpu/sample_filter.o kernels/cpu/sample_scalar.o kernels/cpu/sample_avx512.o
 NEEDS_unit_text_out := kernels/base.o engine/text/utf8.o api/text_out.o
 NEEDS_fuzz_text_out := $(NEEDS_unit_text_out)
 API_O := $(patsubst %.c,%.o,$(wildcard api/*.c)) engine/mailbox.o kernels/log.o $(TEXT)
 NEEDS_unit_call := $(API_O)
-NEEDS_unit_render := $(API_O)
+NEEDS_unit_render := $(addprefix api/,render.o text_out.o error.o writer.o) $(TEXT)
 NEEDS_unit_metrics := $(API_O)
 NEEDS_unit_stream := $(API_O)
 NEEDS_bench_call := $(API_O)
@@ -179,8 +179,8 @@ format-check:
 	@$(CLANG_FORMAT) --dry-run -Werror $(ALL) && echo 'layout: $(words $(ALL)) files as clang-format wants them'
 deps: # who may include whom is in tests/deps.awk
 	@awk -f tests/deps.awk $(ALL) && echo 'includes: no folder reaches up'
-headers: # each stands alone; what CUDA will read stands alone in C++ too
-	@for h in $(filter %.h,$(ALL)); do \
+headers: # each stands alone (a _vec.h is a body, for each instruction set); CUDA's in C++ too
+	@for h in $(filter-out %_vec.h,$(filter %.h,$(ALL))); do \
 	    $(CC) $(LINT_CFLAGS) -Wno-unused -fsyntax-only -x c $$h || exit 1; done
 	@for h in $(wildcard kernels/base.h kernels/backend.h kernels/dtype.h kernels/core/*.h); do \
 	    $(CXX) -std=c++17 -I. -fsyntax-only -x c++ $$h || exit 1; done

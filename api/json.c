@@ -490,9 +490,26 @@ void json_close(struct json_doc *d)
 
 /* ---- readers ---- */
 
+/* Most numbers are token ids: a few digits and nothing else. */
+static bool short_int(const struct json_value *v, int64_t *out)
+{
+    int64_t n = 0;
+    if (v->len > 18)
+        return false;
+    for (size_t i = 0; i < v->len; i++) {
+        if (!digit(v->p[i]))
+            return false;
+        n = n * 10 + (v->p[i] - '0');
+    }
+    *out = n;
+    return true;
+}
+
 /* digits * 10^exponent, with trailing zeros moved into the exponent. */
 enum json_verdict json_int(const struct json_value *v, int64_t *out)
 {
+    if (short_int(v, out))
+        return INT_OK;
     char digits[JSON_MAX_NUMBER_BYTES];
     const char *p = v->p, *end = v->p + v->len;
     bool negative = *p == '-', fraction = false;

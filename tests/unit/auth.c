@@ -88,20 +88,20 @@ static void an_empty_key_is_a_mistake(void)
 /* Under valgrind: 9 is its answer to a decision that depends on the key. leaky: make one. */
 static int check_in_secret(bool leaky)
 {
-    int seen = 0;
+    (void)leaky; /* without valgrind there is nothing to do */
 #ifdef VALGRIND_MAKE_MEM_UNDEFINED
     struct auth *au;
     char key[] = "sk-twx";
     CHECK(auth_create(&au, keys, 3) == OK);
     VALGRIND_MAKE_MEM_UNDEFINED(key, 6);
     bool good = auth_check(au, &(struct exchange){.x_api_key = key, .secret_len = 6});
-    if (leaky)
-        seen = good ? 1 : 2;
+    if (leaky && good)
+        puts("a decision");
     VALGRIND_MAKE_MEM_DEFINED(&good, sizeof good);
     CHECK(!good || leaky);
     auth_destroy(au);
 #endif
-    return seen == 99;
+    return 0;
 }
 
 static void time_says_nothing_about_a_key(const char *self)
