@@ -9,6 +9,7 @@ aimed at the borders of character classes, where implementations differ. Prints 
     tests/e2e/tokenizer_oracle.py [--strings N] [--seed S] [--build DIR] [--model FILE]
 """
 import argparse
+import functools
 import mmap
 import os
 import random
@@ -120,6 +121,7 @@ class Vocabulary:
                 b = merge.encode()
                 f.write(struct.pack("<I", len(b)) + b)
 
+    @functools.lru_cache
     def library(self, name, specials):
         normaliser, pre, ignore_merges = pipelines()[name]
         # Added tokens go in at the end, so that they get the ids that the dump gives them.
@@ -137,6 +139,7 @@ class Vocabulary:
         return t
 
 
+@functools.lru_cache
 def borders():
     """First and last members of every range of a class, and what is just outside."""
     out = set()
@@ -151,6 +154,7 @@ def borders():
     return [chr(c) for c in sorted(out)]
 
 
+@functools.lru_cache
 def asked_of_the_library():
     """Borders of the classes as the library sees them (its Unicode is newer than Python's)."""
     cps = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
@@ -255,6 +259,7 @@ FIXED = [
 ]
 
 
+@functools.lru_cache
 def code_points():
     """Where something happens, each code point between letters and after a space; elsewhere some.
     (make_unicode.py --check asks for the class of every one.)"""
