@@ -295,7 +295,7 @@ static bool over_caps(struct net *n, const struct link *fresh)
         return false;
     uint32_t same = 0;
     for (const struct link *l = n->links; l != NULL; l = l->next)
-        same += !l->turned_away && same_address(&l->peer, &fresh->peer);
+        same += l != fresh && !l->turned_away && same_address(&l->peer, &fresh->peer);
     return same >= n->cfg.max_per_address;
 }
 
