@@ -304,8 +304,10 @@ static int compare_keys(const void *a, const void *b)
 
 static status check_duplicates(struct guard *g, size_t first)
 {
-    struct text_view *k = g->keys + first;
     size_t n = g->n_keys - first;
+    if (n < 2)
+        return OK;
+    struct text_view *k = g->keys + first;
     if (n > FEW_KEYS)
         qsort(k, n, sizeof *k, compare_keys);
     for (size_t i = 1; i < n; i++)
@@ -563,10 +565,10 @@ struct text_view json_text(const struct json_value *v, struct arena *mem)
 
 bool json_equals(const struct json_value *v, const char *s)
 {
-    const char *p = v->p + 1, *end = v->p + v->len - 1;
-    size_t len = strlen(s), at = 0;
     if (v->type != JSON_STRING)
         return false;
+    const char *p = v->p + 1, *end = v->p + v->len - 1;
+    size_t len = strlen(s), at = 0;
     while (p < end) {
         char c[4];
         size_t n = 1;
