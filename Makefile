@@ -134,6 +134,7 @@ NEEDS_fuzz_request := $(REQUEST_O)
 NEEDS_unit_philox := kernels/base.o
 NEEDS_unit_mock := kernels/base.o kernels/mock/mock.o
 NEEDS_contract_sample := kernels/base.o kernels/cpu/pool.o kernels/cpu/sample.o kernels/cpu/sample_filter.o kernels/cpu/sample_scalar.o kernels/cpu/sample_avx512.o
+NEEDS_bench_sample := $(NEEDS_contract_sample)
 NEEDS_unit_text_out := kernels/base.o engine/text/utf8.o api/text_out.o
 NEEDS_fuzz_text_out := $(NEEDS_unit_text_out)
 API_O := $(patsubst %.c,%.o,$(wildcard api/*.c)) engine/mailbox.o kernels/log.o $(TEXT)
