@@ -46,7 +46,7 @@ static struct render_choice view_of(const struct choice *ch)
     if (!ch->begun)
         v.prompt = &r->prompts[ch->prompt];
     if (r->prompt_logprobs >= 0) /* the first choice of a prompt scores it for all */
-        v.scores = &call->choices[ch->prompt * r->n].scores;
+        v.scores = &call->choices[(size_t)ch->prompt * r->n].scores;
     return v;
 }
 
