@@ -15,7 +15,7 @@
 
 #include <string.h>
 
-enum { CHUNK_TOKENS = 8 * TOKENS_MAX };
+enum { CHUNK_TOKENS = 8 * TOKENS_MAX, UNITS_AT_ONCE = 8 };
 
 /* Room for the packed form of some tokens. */
 struct act_room {
@@ -148,15 +148,19 @@ static void pack_token(const struct linear_job *j, const struct act_room *room, 
                    TILE_COLS * sizeof *x);
 }
 
-static const struct weight_tiles *dot_group(const struct linear_job *j, uint32_t group,
-                                            const struct act_block *block, out_tile y)
+static const struct weight_tiles *part_of(const struct weight *w, uint32_t group)
 {
-    const struct weight_tiles *p = j->w->parts;
+    const struct weight_tiles *p = w->parts;
     while (group >= p->first_group + p->n_groups)
         p++;
-    j->k->dot[p->form](p->groups + (group - p->first_group) * p->group_bytes, j->w->n_blocks, block,
-                       y);
     return p;
+}
+
+static void dot_group(const struct linear_job *j, const struct weight_tiles *p, uint32_t group,
+                      const struct act_block *block, out_tile y)
+{
+    const uint8_t *tiles = p->groups + (group - p->first_group) * p->group_bytes;
+    j->k->dot[p->form](tiles, j->w->n_blocks, block, y);
 }
 
 /* One unit for one block of tokens, whose first is input row `first`. */
@@ -165,9 +169,7 @@ static void run_unit(const struct linear_job *j, uint32_t unit, const struct act
 {
     _Alignas(64) out_tile y, up;
     bool pair = j->args->mode == LINEAR_SWIGLU;
-    const struct weight_tiles *p = dot_group(j, unit, block, y);
-    if (pair)
-        dot_group(j, unit + j->n_units, block, up);
+    const struct weight_tiles *p = part_of(j->w, unit);
     uint32_t row = (unit - p->first_group) * TILE_ROWS;
     uint32_t end = pair ? j->out_cols : p->rows;
     struct out_args o = {.mode = j->args->mode,
@@ -175,23 +177,33 @@ static void run_unit(const struct linear_job *j, uint32_t unit, const struct act
                          .n_rows = end - row < TILE_ROWS ? end - row : TILE_ROWS,
                          .out = (float *)j->args->out + first * j->out_cols + p->first_row + row,
                          .stride = j->out_cols};
+    for (uint32_t t = 0; t < o.n;
+         t++) /* each token's row is another page: fetch while we multiply */
+        __builtin_prefetch(o.out + t * o.stride, 1);
+    dot_group(j, p, unit, block, y);
+    if (pair)
+        dot_group(j, part_of(j->w, unit + j->n_units), unit + j->n_units, block, up);
     j->k->store(&o, y, up);
 }
 
-/* Units [u0, u1) for the n tokens of a chunk. A block of tokens stays in L1 while the units pass. */
+/* Units [u0, u1) for the n tokens of a chunk: some units at a time, whose tiles then come from L2 for
+ * every block of tokens but the first; a block's planes come from L1 for every unit but the first. */
 static void run_units(const struct linear_job *j, const struct act_room *room, size_t first,
                       uint32_t n, uint32_t u0, uint32_t u1)
 {
-    for (uint32_t i = 0, t0 = 0; t0 < n; i++) {
-        uint32_t t1 = block_start(n, i + 1);
-        size_t at = (size_t)t0 * j->w->n_blocks;
-        struct act_block block = {.q = room->q + at * 2 * TILE_COLS,
-                                  .sc = room->sc + at,
-                                  .x = room->x + at * TILE_COLS,
-                                  .n = t1 - t0};
-        for (uint32_t u = u0; u < u1; u++)
-            run_unit(j, u, &block, first + t0);
-        t0 = t1;
+    for (uint32_t from = u0; from < u1; from += UNITS_AT_ONCE) {
+        uint32_t to = u1 - from < UNITS_AT_ONCE ? u1 : from + UNITS_AT_ONCE;
+        for (uint32_t i = 0, t0 = 0; t0 < n; i++) {
+            uint32_t t1 = block_start(n, i + 1);
+            size_t at = (size_t)t0 * j->w->n_blocks;
+            struct act_block block = {.q = room->q + at * 2 * TILE_COLS,
+                                      .sc = room->sc + at,
+                                      .x = room->x + at * TILE_COLS,
+                                      .n = t1 - t0};
+            for (uint32_t u = from; u < to; u++)
+                run_unit(j, u, &block, first + t0);
+            t0 = t1;
+        }
     }
 }
 

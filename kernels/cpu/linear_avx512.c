@@ -16,8 +16,8 @@
 
 enum {
     CHAIN = 6, /* tokens whose integer sums grow together: 5 cycles of latency on 2 ports */
-    SHORT = 6,  /* up to here, two sums a token */
-    PREFETCH_BYTES = 4096 /* ahead of the tile, for few tokens: the stream must not wait for L3 */
+    SHORT = 6, /* up to here, two sums a token */
+    PREFETCH_BYTES = 4096 /* ahead of the tile: the stream must not wait for L3 */
 };
 
 INLINE __m512i bytes_at(const void *p)
@@ -130,9 +130,8 @@ INLINE void dot_int(enum tile_form form, int value_bytes, int scale_bytes, int n
     for (uint32_t b = 0; b < n_blocks; b++) {
         __m512i w[8];
         __m512 d, m;
-        if (n <= 2)
-            UNROLL for (int line = 0; line < value_step; line += 64)
-                _mm_prefetch(values + PREFETCH_BYTES + line, _MM_HINT_T0);
+        UNROLL for (int line = 0; line < value_step; line += 64)
+            _mm_prefetch(values + PREFETCH_BYTES + line, _MM_HINT_T0);
         load_tile(form, values, w);
         load_scales(form, scales, &d, &m);
         const int first = n <= CHAIN ? n : n / 2;
@@ -243,44 +242,95 @@ static void norm(const float *x, const float *gain, float eps, uint32_t n, float
     }
 }
 
-INLINE void put_planes(__m512 x, __m512 inverse, int8_t *q, __m512i *sum)
+INLINE __m128i fold_max(__m512i v)
 {
-    __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
-    __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
-    __m512i lo = _mm512_sub_epi32(v, _mm512_slli_epi32(hi, 7));
-    _mm_store_si128((__m128i *)(void *)q, _mm512_cvtepi32_epi8(hi));
-    _mm_store_si128((__m128i *)(void *)(q + TILE_COLS), _mm512_cvtepi32_epi8(lo));
-    *sum = v;
+    __m256i h = _mm256_max_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+    return _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
-/* The bits of |x| order floats as integers, infinity and NaN last: one maximum finds both. */
+INLINE __m128i fold_add(__m512i v)
+{
+    __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+}
+
+/* The largest |x| of 4 blocks. The bits of |x| order floats as integers, infinity and NaN last. */
+INLINE __m128 max_of_4(__m512 x[4][2])
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i m[4];
+    UNROLL for (int i = 0; i < 4; i++) m[i] =
+        _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x[i][0]), magnitude),
+                         _mm512_and_si512(_mm512_castps_si512(x[i][1]), magnitude));
+    __m512i a =
+        _mm512_max_epi32(_mm512_unpacklo_epi32(m[0], m[1]), _mm512_unpackhi_epi32(m[0], m[1]));
+    __m512i b =
+        _mm512_max_epi32(_mm512_unpacklo_epi32(m[2], m[3]), _mm512_unpackhi_epi32(m[2], m[3]));
+    return _mm_castsi128_ps(
+        fold_max(_mm512_max_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))));
+}
+
+/* Sums of 4 blocks: `first` of their first 16 numbers, `second` of the others. pairs: of each block,
+ * per 128 bits, two sums of first numbers and two of second ones. */
+INLINE void sums_of_4(const __m512i pairs[4], __m128i *first, __m128i *second)
+{
+    __m512 a = _mm512_castsi512_ps(_mm512_unpacklo_epi64(pairs[0], pairs[1]));
+    __m512 b = _mm512_castsi512_ps(_mm512_unpacklo_epi64(pairs[2], pairs[3]));
+    __m512 c = _mm512_castsi512_ps(_mm512_unpackhi_epi64(pairs[0], pairs[1]));
+    __m512 d = _mm512_castsi512_ps(_mm512_unpackhi_epi64(pairs[2], pairs[3]));
+    *first = fold_add(_mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+                                       _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd))));
+    *second = fold_add(_mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(c, d, 0x88)),
+                                        _mm512_castps_si512(_mm512_shuffle_ps(c, d, 0xdd))));
+}
+
+/* Planes of one block; returns its sums in pairs. The packs leave dwords of one plane and half every
+ * fourth place: the permutation at the end sorts them. */
+INLINE __m512i put_planes(const __m512 x[2], float inverse, int8_t *q)
+{
+    const __m512i sort = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512 f = _mm512_set1_ps(inverse);
+    __m512i v = _mm512_packs_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x[0], f)),
+                                   _mm512_cvtps_epi32(_mm512_mul_ps(x[1], f)));
+    __m512i hi = _mm512_srai_epi16(_mm512_add_epi16(v, _mm512_set1_epi16(64)), 7);
+    __m512i lo = _mm512_sub_epi16(v, _mm512_slli_epi16(hi, 7));
+    _mm512_store_si512(q, _mm512_permutexvar_epi32(sort, _mm512_packs_epi16(hi, lo)));
+    return _mm512_madd_epi16(v, _mm512_set1_epi16(1));
+}
+
+/* Four blocks at a time share the sums across lanes: 14 cycles a block instead of 40. Numbers too
+ * small for a scale become 0. A block that is not finite gets d = NaN; its planes do not matter. */
 static void quantize(const float *x, uint32_t n_blocks, uint32_t step, int8_t *q,
                      struct act_scale *sc)
 {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    for (uint32_t b = 0; b < n_blocks; b++, x += TILE_COLS, q += 64 * (size_t)step, sc += step) {
-        __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
-        __m512i m0 = _mm512_and_si512(_mm512_castps_si512(x0), magnitude);
-        __m512i m1 = _mm512_and_si512(_mm512_castps_si512(x1), magnitude);
-        union {
-            int32_t i;
-            float f;
-        } max = {_mm512_reduce_max_epi32(_mm512_max_epi32(m0, m1))};
-        bool finite = max.i < 0x7f800000;
-        if (!finite || max.f < 1e-30f) { /* ACT_MAX / max would overflow */
-            _mm512_store_si512(q, _mm512_setzero_si512());
-            *sc = (struct act_scale){.d = finite ? 0 : NAN, .sum = finite ? 0 : NAN};
-            continue;
+    for (uint32_t b = 0; b < n_blocks;
+         b += 4, x += 4 * TILE_COLS, q += 256 * (size_t)step, sc += 4 * (size_t)step) {
+        int count = n_blocks - b < 4 ? (int)(n_blocks - b) : 4;
+        __m512 v[4][2];
+        UNROLL for (int i = 0; i < 4; i++)
+        {
+            v[i][0] = i < count ? _mm512_loadu_ps(x + i * TILE_COLS) : _mm512_setzero_ps();
+            v[i][1] = i < count ? _mm512_loadu_ps(x + i * TILE_COLS + 16) : _mm512_setzero_ps();
         }
-        __m512 inverse = _mm512_set1_ps((float)ACT_MAX / max.f);
-        __m512i s0, s1;
-        put_planes(x0, inverse, q, &s0);
-        put_planes(x1, inverse, q + 16, &s1);
-        int32_t half = _mm512_reduce_add_epi32(s0), sum = half + _mm512_reduce_add_epi32(s1);
-        sc->d = max.f * (1.0f / (float)ACT_MAX);
-        sc->sum = sc->d * (float)sum;
-        sc->neg_sum = -sum;
-        sc->neg_sum_half = -half;
+        __m128 max = max_of_4(v), top = _mm_set1_ps((float)ACT_MAX);
+        __mmask8 scales = _mm_cmp_ps_mask(max, _mm_set1_ps(1e-30f), _CMP_GE_OQ);
+        __m128 d = _mm_maskz_mul_ps(scales, max, _mm_set1_ps(1.0f / (float)ACT_MAX));
+        d = _mm_add_ps(d, _mm_sub_ps(max, max)); /* not finite: NaN */
+        float inverse[4];
+        _mm_storeu_ps(inverse, _mm_maskz_div_ps(scales, top, max));
+        int8_t unused[64] __attribute__((aligned(64)));
+        __m512i pairs[4];
+        UNROLL for (int i = 0; i < 4; i++) pairs[i] =
+            put_planes(v[i], inverse[i], i < count ? q + 64 * (size_t)step * (size_t)i : unused);
+        __m128i first, second, zero = _mm_setzero_si128();
+        sums_of_4(pairs, &first, &second);
+        __m128i sum = _mm_add_epi32(first, second);
+        __m128 row[4] = {d, _mm_mul_ps(d, _mm_cvtepi32_ps(sum)),
+                         _mm_castsi128_ps(_mm_sub_epi32(zero, sum)),
+                         _mm_castsi128_ps(_mm_sub_epi32(zero, first))};
+        _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+        UNROLL for (int i = 0; i < 4; i++) if (i < count)
+            _mm_storeu_ps(&sc[(size_t)step * (size_t)i].d, row[i]);
     }
 }
 
