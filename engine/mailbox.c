@@ -20,6 +20,8 @@
 
 enum { CACHE_LINE = 64, MIN_RING = 4096 };
 
+enum sleep { AWAKE, WAITS_FOR_MESSAGE, WAITS_FOR_ROOM };
+
 struct ring {
     _Alignas(CACHE_LINE) _Atomic uint64_t head; /* bytes ever written; the writer's */
     uint64_t seen_tail;                         /* the writer's copy of tail */
@@ -33,7 +35,7 @@ struct ring {
 struct mailbox {
     struct ring ring[2];
     _Alignas(CACHE_LINE) _Atomic uint32_t engine_word; /* bumped to wake the engine */
-    _Atomic uint32_t engine_sleeps;
+    _Atomic uint32_t engine_sleeps;                    /* enum sleep */
     void (*wake)(void *arg);
     void *arg;
 };
@@ -158,10 +160,10 @@ const struct msg_head *mailbox_peek(struct mailbox *m, enum mailbox_side side)
 }
 
 /* seq_cst between "I sleep" and "there is something": one of the two sides sees the other. */
-static void bump_engine(struct mailbox *m)
+static void bump_engine(struct mailbox *m, enum sleep which)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load(&m->engine_sleeps) == 0)
+    if (atomic_load(&m->engine_sleeps) != which)
         return;
     atomic_fetch_add(&m->engine_word, 1);
     syscall(SYS_futex, &m->engine_word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
@@ -175,7 +177,7 @@ void mailbox_release(struct mailbox *m, enum mailbox_side side)
     const struct msg_head *h = (const struct msg_head *)(void *)(r->data + (tail & (r->size - 1)));
     atomic_store_explicit(&r->tail, tail + h->bytes, memory_order_release);
     if (side == TO_LOOP)
-        bump_engine(m); /* it may wait for room */
+        bump_engine(m, WAITS_FOR_ROOM);
 }
 
 void mailbox_wake_loop(struct mailbox *m)
@@ -186,7 +188,7 @@ void mailbox_wake_loop(struct mailbox *m)
 
 void mailbox_wake_engine(struct mailbox *m)
 {
-    bump_engine(m);
+    bump_engine(m, WAITS_FOR_MESSAGE);
 }
 
 static void sleep_on(struct mailbox *m, uint32_t word, uint64_t timeout_us)
@@ -199,19 +201,19 @@ static void sleep_on(struct mailbox *m, uint32_t word, uint64_t timeout_us)
 void mailbox_wait_engine(struct mailbox *m, uint64_t timeout_us)
 {
     uint32_t word = atomic_load(&m->engine_word);
-    atomic_store(&m->engine_sleeps, 1);
+    atomic_store(&m->engine_sleeps, WAITS_FOR_MESSAGE);
     atomic_thread_fence(memory_order_seq_cst);
     if (mailbox_peek(m, TO_ENGINE) == NULL)
         sleep_on(m, word, timeout_us);
-    atomic_store(&m->engine_sleeps, 0);
+    atomic_store(&m->engine_sleeps, AWAKE);
 }
 
 void mailbox_wait_room(struct mailbox *m, size_t bytes, uint64_t timeout_us)
 {
     uint32_t word = atomic_load(&m->engine_word);
-    atomic_store(&m->engine_sleeps, 1);
+    atomic_store(&m->engine_sleeps, WAITS_FOR_ROOM);
     atomic_thread_fence(memory_order_seq_cst);
     if (mailbox_room(m, TO_LOOP) < bytes)
         sleep_on(m, word, timeout_us);
-    atomic_store(&m->engine_sleeps, 0);
+    atomic_store(&m->engine_sleeps, AWAKE);
 }
