@@ -356,10 +356,10 @@ static void log_start(const struct server *s)
 static int run(struct server *s)
 {
     s->start_us = clock_us();
-    log_start(s);
     int rc = check_model(&s->cfg);
     if (rc != EXIT_OK)
         return rc;
+    log_start(s);
     harden();
     fit_descriptors(&s->cfg);
     if (open_server(s) == OK) {

@@ -339,5 +339,6 @@ void api_set_server_stats(struct api *a, const struct server_stats *s)
 int main(int argc, char **argv)
 {
     const struct outside out = {getenv, "fake"};
-    return serve_run(argc - 1, argv + 1, &out);
+    int skip = argc > 1 && strcmp(argv[1], "serve") == 0 ? 2 : 1; /* as the real one is called */
+    return serve_run(argc - skip, argv + skip, &out);
 }

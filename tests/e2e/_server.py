@@ -50,13 +50,13 @@ def clean_env(**more):
 class Server:
     """A running server. `log` grows while it runs."""
 
-    def __init__(self, *args, key=KEY, wait=True, env=None, prefix=()):
+    def __init__(self, *args, key=KEY, wait=True, env=None, prefix=(), pass_fds=()):
         argv = [*prefix, BINARY, "serve", "--device", "mock", "--port", "0", *args]
         if key:
             argv += ["--api-key", key]
         self.log = ""
         self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                        env=env or clean_env())
+                                        env=env or clean_env(), pass_fds=pass_fds)
         self.port = None
         self._bound = threading.Event()
         self._ready = threading.Event()
@@ -64,9 +64,12 @@ class Server:
         self._reader.start()
         self._bound.wait(20)
         if wait:
-            self._ready.wait(20)
+            self.ready()
         if self.port is None:
             raise RuntimeError("the server did not start: " + self.log)
+
+    def ready(self):
+        return self._ready.wait(20)
 
     def _read(self):
         for line in self.process.stderr:
