@@ -120,16 +120,16 @@ status tokenizer_create_bytes(struct tokenizer **out)
 {
     struct byte_names names = {0};
     for (uint32_t cp = 0x21; cp < 0x144; cp++) {
-        char name[2] = {(char)cp}, byte;
+        char name[2] = {(char)cp}, raw[2];
         uint8_t len = cp < 0x80 ? 1 : 2;
         if (len == 2) {
             name[0] = (char)(0xc0 | cp >> 6);
             name[1] = (char)(0x80 | (cp & 0x3f));
         }
-        if (tokens_unmap((struct text_view){name, len}, &byte) != 1)
-            continue;
-        memcpy(names.utf8[(unsigned char)byte], name, len);
-        names.len[(unsigned char)byte] = len;
+        if (tokens_unmap((struct text_view){name, len}, raw) != 1 || cp == 0x7f)
+            continue; /* stands for no byte */
+        memcpy(names.utf8[(unsigned char)raw[0]], name, len);
+        names.len[(unsigned char)raw[0]] = len;
     }
     struct tokenizer_source src = {.model = "gpt2", .pre = "gpt-2", .n_tokens = 259};
     src.token = byte_token;
