@@ -18,7 +18,7 @@ enum {
 
 struct job {
     struct job *next, *prev, *next_queued;
-    struct api *api;    /* NULL: it is gone */
+    struct api *api;
     struct exchange *x; /* NULL: the client has left */
     const struct route *route;
     struct request_rules rules;
@@ -109,11 +109,6 @@ static void job_done(void *arg)
 {
     struct job *j = arg;
     struct api *a = j->api;
-    if (a == NULL) {
-        token_scratch_destroy(j->scratch);
-        free_job(j);
-        return;
-    }
     struct front *f = a->front;
     f->idle[f->n_idle++] = j->scratch;
     f->n_running--;
@@ -243,17 +238,10 @@ void job_abort_all(struct api *a, const struct api_error *e)
             api_refuse(a, take_exchange(a, j), e, true);
 }
 
-/* Jobs on helper threads outlive the front; they free themselves. */
+/* The server has closed every connection and waited for its helper threads. */
 void job_fini(struct front *f)
 {
-    while (f->queue != NULL) {
-        struct job *j = f->queue;
-        f->queue = j->next_queued;
-        unlink_job(j->api, j);
-        free_job(j);
-    }
-    for (struct job *j = f->jobs; j != NULL; j = j->next)
-        j->api = NULL;
+    CHECK(f->jobs == NULL && f->n_running == 0);
     while (f->n_idle > 0)
         token_scratch_destroy(f->idle[--f->n_idle]);
 }
