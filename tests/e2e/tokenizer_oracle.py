@@ -166,36 +166,41 @@ def asked_of_the_library():
     return sorted(out)
 
 
+@functools.lru_cache
+def sources(vocabulary):
+    """(weight, strings) to put texts together from."""
+    white = [chr(c) for c in range(0x110000) if chr(c).isspace()]
+    marks = [chr(c) for c in range(0x110000) if unicodedata.combining(chr(c))]
+    decomposed = [chr(c) for c in range(0x110000) if unicodedata.decomposition(chr(c))]
+    jamo = [chr(c) for a, b in ((0x1100, 0x1113), (0x1161, 0x1176), (0x11A7, 0x11C3),
+                                (0xAC00, 0xAC40)) for c in range(a, b)]
+    specials = vocabulary.specials + USER_TOKENS
+    specials += [s[:-1] for s in specials] + [s[1:] for s in specials]
+    words = [t.replace("\u0120", " ").replace("\u010a", "\n")
+             for t in vocabulary.tokens if t.isascii() or "\u0120" in t][:20000]
+    return [
+        (3, list(" \t\n\r\v\f") + ["  ", "\r\n", "\n\n", " \n ", "   "]),
+        (1, white + ["\u180e", "\ufeff", "\u200b", "\u2060"]),
+        (2, ["'s", "'T", "'re", "'VE", "'m", "'Ll", "'d", "'\u017f", "'\u017fay", "'", "\u2019s",
+             "'ve", "'l", "'r", "'\u212a", "S", "s", "'\ufb06", "'\u00df"]),
+        (4, borders()),
+        (4, asked_of_the_library()),
+        (1, marks),
+        (1, decomposed),
+        (1, jamo),
+        (2, list("0123456789") + ["\u00b2", "\u00bd", "\u2167", "\uff11", "\u0661", "\u3007",
+                                  "12345678", "\U0001d7d8", "\u4e00"]),
+        (1, specials),
+        (4, words),
+        (2, list("!?.,;:-_/\\()[]{}<>|@#$%^&*+=~`\"'")),
+    ]
+
+
 class Strings:
     def __init__(self, vocabulary, seed):
         self.r = random.Random(seed)
-        white = [chr(c) for c in range(0x110000) if chr(c).isspace()]
-        marks = [chr(c) for c in range(0x110000) if unicodedata.combining(chr(c))]
-        decomposed = [chr(c) for c in range(0x110000) if unicodedata.decomposition(chr(c))]
-        jamo = [chr(c) for a, b in ((0x1100, 0x1113), (0x1161, 0x1176), (0x11A7, 0x11C3),
-                                    (0xAC00, 0xAC40)) for c in range(a, b)]
-        specials = vocabulary.specials + USER_TOKENS
-        specials += [s[:-1] for s in specials] + [s[1:] for s in specials]
-        words = [t.replace("\u0120", " ").replace("\u010a", "\n")
-                 for t in vocabulary.tokens if t.isascii() or "\u0120" in t][:20000]
-        self.sources = [
-            (3, list(" \t\n\r\v\f") + ["  ", "\r\n", "\n\n", " \n ", "   "]),
-            (1, white + ["\u180e", "\ufeff", "\u200b", "\u2060"]),
-            (2, ["'s", "'T", "'re", "'VE", "'m", "'Ll", "'d", "'\u017f", "'\u017fay", "'", "\u2019s",
-                 "'ve", "'l", "'r", "'\u212a", "S", "s", "'\ufb06", "'\u00df"]),
-            (4, borders()),
-            (4, asked_of_the_library()),
-            (1, marks),
-            (1, decomposed),
-            (1, jamo),
-            (2, list("0123456789") + ["\u00b2", "\u00bd", "\u2167", "\uff11", "\u0661", "\u3007",
-                                      "12345678", "\U0001d7d8", "\u4e00"]),
-            (1, specials),
-            (4, words),
-            (2, list("!?.,;:-_/\\()[]{}<>|@#$%^&*+=~`\"'")),
-        ]
-        self.weights = [w for w, _ in self.sources]
-        self.lists = [l for _, l in self.sources]
+        self.weights = [w for w, _ in sources(vocabulary)]
+        self.lists = [l for _, l in sources(vocabulary)]
 
     def one(self):
         r = self.r
@@ -309,13 +314,17 @@ def conversations(vocabulary, seed):
     return out
 
 
+@functools.lru_cache
+def compiled(source):
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+
+
 def render(source, messages, mode):
     """As transformers does: its environment, and its way to continue the final message."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     messages = [dict(m, role="system" if m["role"] == "developer" else m["role"]) for m in messages]
     if mode == 2:
         messages[-1]["content"] += CUT_HERE
-    text = environment.from_string(source).render(messages=messages, add_generation_prompt=mode == 1)
+    text = compiled(source).render(messages=messages, add_generation_prompt=mode == 1)
     return text[: text.index(CUT_HERE)] if mode == 2 else text
 
 
