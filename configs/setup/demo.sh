@@ -33,23 +33,20 @@ step ready "starting $SPIND at $url" ready || {
     die "the daemon did not become ready; its log is $log"
 }
 
-# stream PATH BODY: posts it and prints the text of the events as they come, then the rate.
-stream()
+ask()
 {
-    echo
-    echo "\$ curl -N $url$1 -d '$2'"
-    curl -sSN "$url$1" -H 'Content-Type: application/json' -d "$2" | python3 -u configs/setup/show_stream.py
+    python3 configs/setup/show_stream.py "$url$1" "$2"
 }
-stream /v1/chat/completions '{"messages": [{"role": "user", "content": "What is a page table? Two sentences."}],
+ask /v1/chat/completions '{"messages": [{"role": "user", "content": "What is a page table? Two sentences."}],
  "stream": true, "stream_options": {"include_usage": true}, "max_tokens": 120, "temperature": 0}'
-stream /v1/completions '{"prompt": "The three primary colours are", "stream": true,
+ask /v1/completions '{"prompt": "The three primary colours are", "stream": true,
  "stream_options": {"include_usage": true}, "max_tokens": 40, "temperature": 0}'
 
 echo
 echo "\$ curl $url/metrics | grep ..."
 curl -sS "$url/metrics" > "$LOGS/demo-metrics.txt"
 grep -E '^[a-z]+:(prompt_tokens_total|generation_tokens_total|request_success_total|num_requests_running|time_to_first_token_seconds_(sum|count)|(gpu|kv)_cache_usage_perc|prefix_cache_(queries|hits)_total)' \
-    "$LOGS/demo-metrics.txt" | grep -v ' 0$' || head -n 20 "$LOGS/demo-metrics.txt"
+    "$LOGS/demo-metrics.txt" | grep -v ' 0\.0$' || head -n 20 "$LOGS/demo-metrics.txt"
 
 echo
 kill -TERM $daemon

@@ -1,14 +1,19 @@
-"""Reads server-sent events of an OpenAI stream from stdin and shows their text as it comes, then the
-rate. Exits with 1 if the stream was not a complete one."""
+"""Posts a request with curl and shows the text of the events as they come, then the rate. Exits with 1
+if the stream was not a complete one.   usage: show_stream.py URL BODY"""
 import json
+import subprocess
 import sys
 import time
 
+url, body = sys.argv[1:]
+print("\n$ curl -N %s -d '%s'" % (url, body), flush=True)
 started = time.perf_counter()
+curl = subprocess.Popen(["curl", "-sSN", url, "-H", "Content-Type: application/json", "-d", body],
+                        stdout=subprocess.PIPE)
 first = last = None
 usage = error = None
 complete = False
-for line in sys.stdin.buffer:
+for line in curl.stdout:
     line = line.decode("utf-8", "strict").strip()
     if not line.startswith("data:"):
         error = error or (line if line.startswith("{") else None)
