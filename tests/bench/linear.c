@@ -4,7 +4,8 @@
  * best time of each operation (other processes share the cores; all 30 layers are walked, so weights
  * come from where they would in a step), with the share of what two vector ports a core allow if
  * they did nothing but vpdpbusd: 16 per tile of 16 x 32 and token. Then the time of each operation:
- * qkv, o, gate and up, down, head. Usage: linear [isa] [threads] [seconds] */
+ * qkv, o, gate and up, down, head. Usage: linear [isa] [threads] [seconds] [any
+ * fourth word: do not pin] */
 #include "kernels/backend.h"
 
 #include <stdio.h>
@@ -119,7 +120,8 @@ static void measure(uint32_t m, bool with_head, double seconds, double peak)
 int main(int argc, char **argv)
 {
     struct cpu_options o = {.isa = argc > 1 ? argv[1] : "auto",
-                            .n_threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 0};
+                            .n_threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 0,
+                            .pin = argc <= 4};
     if (cpu_backend_open(&be, &o) != OK) {
         fprintf(stderr, "%s\n", err_text());
         return 1;
