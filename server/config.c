@@ -380,7 +380,12 @@ void config_fini(struct config *cfg)
     arena_fini(&cfg->memory);
 }
 
+bool config_is_loopback(const struct config *cfg)
+{
+    return http_text_is_loopback((struct text_view){cfg->host, strlen(cfg->host)});
+}
+
 bool config_is_open(const struct config *cfg)
 {
-    return cfg->api_keys.n == 0 && !cfg->insecure_no_auth && !net_host_is_loopback(cfg->host);
+    return cfg->api_keys.n == 0 && !cfg->insecure_no_auth && !config_is_loopback(cfg);
 }

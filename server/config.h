@@ -41,6 +41,7 @@ void config_fini(struct config *cfg);
 
 /* Reachable from elsewhere, nobody is asked for a key, and nobody said that this is meant. */
 bool config_is_open(const struct config *cfg);
+bool config_is_loopback(const struct config *cfg); /* only this machine can connect */
 
 /* "host=0.0.0.0 port=9000", without secrets; "" if everything is default. */
 void config_describe(const struct config *cfg, char *out, size_t room);

@@ -431,11 +431,6 @@ static status listen_all(struct net *n)
     return st;
 }
 
-bool net_host_is_loopback(const char *host)
-{
-    return http_text_is_loopback((struct text_view){host, strlen(host)});
-}
-
 status net_open(struct net *n, uv_loop_t *loop, const struct net_config *cfg)
 {
     n->cfg = *cfg;

@@ -36,7 +36,6 @@ struct net {
 /* env: api, rules, limits and random are set by the caller before; wake and push are set here. */
 status net_open(struct net *n, uv_loop_t *loop, const struct net_config *cfg);
 void net_address(const struct net *n, char *out, size_t room); /* "http://127.0.0.1:8000" */
-bool net_host_is_loopback(const char *host);
 
 void net_tick(struct net *n); /* deadlines; about every 100 ms, env.now_us set */
 void net_stats(const struct net *n, struct server_stats *s);

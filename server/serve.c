@@ -295,7 +295,7 @@ static void init_env(struct server *s)
     s->net.env.limits = cfg->limits;
     s->net.env.random = random_bytes;
     s->net.env.rules = (struct rules){.check_host = cfg->api_keys.n == 0,
-                                      .allow_ip_hosts = !net_host_is_loopback(cfg->host),
+                                      .allow_ip_hosts = !config_is_loopback(cfg),
                                       .hosts = cfg->hosts.v,
                                       .n_hosts = cfg->hosts.n,
                                       .origins = cfg->origins.v,
@@ -349,7 +349,7 @@ static void log_start(const struct server *s)
     config_describe(cfg, text, sizeof text);
     if (text[0] != '\0')
         log_line(LOG_INFO, "non-default args: %s", text);
-    if (cfg->api_keys.n == 0 && !net_host_is_loopback(cfg->host))
+    if (cfg->api_keys.n == 0 && !config_is_loopback(cfg))
         log_line(LOG_WARN, "listening beyond this machine without an API key");
 }
 
