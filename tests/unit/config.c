@@ -12,9 +12,17 @@ static char *fake_env(const char *name)
     return env_name != NULL && strcmp(name, env_name) == 0 ? (char *)env_value : NULL;
 }
 
-#define LOAD(cfg, ...)                                                                    \
-    config_load((cfg), (int)(sizeof((char *[]){"", ##__VA_ARGS__}) / sizeof(char *)) - 1, \
-                (char *[]){"", ##__VA_ARGS__} + 1, fake_env)
+#define LOAD(cfg, ...)                                    \
+    load((cfg), (const char *const[]){"", ##__VA_ARGS__}, \
+         (int)(sizeof((const char *const[]){"", ##__VA_ARGS__}) / sizeof(char *)))
+
+static status load(struct config *cfg, const char *const *words, int n)
+{
+    char *argv[32];
+    for (int i = 1; i < n; i++)
+        argv[i - 1] = (char *)words[i];
+    return config_load(cfg, n - 1, argv, fake_env);
+}
 
 static void loads(const char *name, bool good)
 {
