@@ -91,7 +91,10 @@ static size_t put_string(char *buf, size_t at, size_t room, const char *s)
         size_t n = character((const unsigned char *)s, strlen(s));
         if (*s == '"' || *s == '\\')
             buf[at++] = '\\';
-        buf[at++] = n == 0 ? '?' : *s;
+        if (n == 0)
+            buf[at++] = '?';
+        else
+            buf[at++] = *s;
         s++;
         for (size_t i = 1; i < n; i++)
             buf[at++] = *s++;
@@ -105,7 +108,7 @@ size_t error_render(const struct api_error *e, char *buf, size_t room)
     /* The message may fill what the other parts leave: keys, type, code, a param of at most twice
      * 64 bytes, two numbers. */
     enum { REST = 512 };
-    CHECK(room >= 2 * REST);
+    CHECK(room >= (size_t)2 * REST);
     size_t at = (size_t)snprintf(buf, room, "{\"error\":{\"message\":");
     at = put_string(buf, at, room - REST, e->message);
     at += (size_t)snprintf(buf + at, room - at, ",\"type\":");

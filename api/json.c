@@ -181,7 +181,9 @@ static const char *unescape_one(const char *p, char *out, size_t *n)
     *n = 1;
     if (p[1] != 'u') {
         const char *known = strchr(from, p[1]);
-        *out = known ? to[known - from] : p[1];
+        *out = p[1];
+        if (known != NULL)
+            *out = to[known - from];
         return p + 2;
     }
     uint32_t c = (uint32_t)hex4(p + 2);
@@ -317,20 +319,38 @@ static status check_duplicates(struct guard *g, size_t first)
     return OK;
 }
 
-/* Grows *array of `size`-byte items to hold one more. */
-static bool grow(void *array, size_t n, size_t *room, size_t size)
+/* old, or a larger copy of it, with room for one more; NULL: no memory, old is still there. */
+static void *grow(void *old, size_t n, size_t *room, size_t size)
 {
-    void *old, *bigger;
     if (n < *room)
-        return true;
-    memcpy(&old, array, sizeof old);
+        return old;
     size_t more = *room ? *room * 2 : 32;
-    bigger = realloc(old, more * size);
-    if (bigger == NULL)
-        return false;
-    memcpy(array, &bigger, sizeof bigger);
-    *room = more;
-    return true;
+    void *bigger = realloc(old, more * size);
+    if (bigger != NULL)
+        *room = more;
+    return bigger;
+}
+
+static status add_key(struct guard *g, struct text_view key)
+{
+    struct text_view *keys = grow(g->keys, g->n_keys, &g->room_keys, sizeof *keys);
+    if (keys == NULL)
+        return err(ERR_MEMORY, "no memory for keys");
+    g->keys = keys;
+    g->keys[g->n_keys++] = key;
+    return OK;
+}
+
+/* The value begins at g->at; its end is not known yet. */
+static status add_member(struct guard *g, struct text_view key)
+{
+    struct json_doc *d = g->doc;
+    struct json_member *members = grow(d->members, d->n_members, &g->room_members, sizeof *members);
+    if (members == NULL)
+        return err(ERR_MEMORY, "no memory for members");
+    d->members = members;
+    d->members[d->n_members++] = (struct json_member){key, {type_at(g->at), g->at, 0}};
+    return OK;
 }
 
 /* A key, its colon and the blanks around it. */
@@ -348,20 +368,13 @@ static status check_key(struct guard *g)
             return err(ERR_MEMORY, "no memory for keys");
         key = (struct text_view){plain, unescape(start, key.len + 2, plain)};
     }
-    if (!grow(&g->keys, g->n_keys, &g->room_keys, sizeof *g->keys))
-        return err(ERR_MEMORY, "no memory for keys");
-    g->keys[g->n_keys++] = key;
+    TRY(add_key(g, key));
     skip_blanks(&g->at);
     if (*g->at != ':')
         return broken(g, "a colon is expected");
     g->at++;
     skip_blanks(&g->at);
-    if (g->depth > 1)
-        return OK;
-    if (!grow(&g->doc->members, g->doc->n_members, &g->room_members, sizeof *g->doc->members))
-        return err(ERR_MEMORY, "no memory for members");
-    g->doc->members[g->doc->n_members++] = (struct json_member){key, {type_at(g->at), g->at, 0}};
-    return OK;
+    return g->depth > 1 ? OK : add_member(g, key);
 }
 
 /* ---- the walk ---- */
@@ -381,10 +394,12 @@ static status open_frame(struct guard *g, bool object)
                    (size_t)(g->at - g->text));
     struct frame *f = &g->stack[g->depth];
     *f = (struct frame){.object = object, .first_key = g->n_keys};
-    if (!object && g->depth == 1)
+    if (!object && g->depth == 1) {
+        CHECK(g->keys != NULL); /* a member has a key */
         f->ids = is_id_key(g, g->keys[g->n_keys - 1]);
-    else if (!object && g->depth > 1)
+    } else if (!object && g->depth > 1) {
         f->ids = g->stack[g->depth - 1].ids;
+    }
     g->depth++;
     g->at++;
     skip_blanks(&g->at);

@@ -117,7 +117,7 @@ static const char *part_text(const cJSON *part)
             ? "text"
             : NULL;
     const cJSON *text = key ? cJSON_GetObjectItemCaseSensitive(part, key) : NULL;
-    return cJSON_IsString(text) ? text->valuestring : NULL;
+    return text != NULL && cJSON_IsString(text) ? text->valuestring : NULL;
 }
 
 /* Parts joined by newlines, as vLLM does for templates that want a string. */
@@ -137,7 +137,7 @@ static status join_parts(struct request_draft *d, size_t i, const cJSON *content
     for (const cJSON *part = content->child; part != NULL; part = part->next) {
         const char *text = part_text(part);
         size_t len = strlen(text);
-        memcpy(joined + at, text, len);
+        memcpy(joined + at, text, len + 1);
         at += len;
         if (part->next != NULL)
             joined[at++] = '\n';

@@ -44,40 +44,15 @@ struct field {
     status (*read)(struct request_draft *d, const struct json_value *v);
 };
 
-#define AT(m) offsetof(struct request_draft, m)
-#define BOOL(n, w, m)                                          \
-    {                                                          \
-        .name = n, .where = w, .kind = FIELD_BOOL, .at = AT(m) \
-    }
-#define INT(n, w, m, lo, hi)                                                         \
-    {                                                                                \
-        .name = n, .where = w, .kind = FIELD_INT, .at = AT(m), .low = lo, .high = hi \
-    }
-#define NUM(n, w, m, lo, hi)                                                           \
-    {                                                                                  \
-        .name = n, .where = w, .kind = FIELD_NUMBER, .at = AT(m), .from = lo, .to = hi \
-    }
-#define NUM_ABOVE(n, w, m, lo, hi)                                                      \
-    {                                                                                   \
-        .name = n, .where = w, .kind = FIELD_NUMBER, .at = AT(m), .from = lo, .to = hi, \
-        .open = true                                                                    \
-    }
-#define KEEP(n, w, m)                                          \
-    {                                                          \
-        .name = n, .where = w, .kind = FIELD_KEEP, .at = AT(m) \
-    }
-#define READ(n, w, f)                                        \
-    {                                                        \
-        .name = n, .where = w, .kind = FIELD_READ, .read = f \
-    }
-#define IGNORE(n, w)                                \
-    {                                               \
-        .name = n, .where = w, .kind = FIELD_IGNORE \
-    }
-#define REFUSE(n, w, h)                                            \
-    {                                                              \
-        .name = n, .where = w, .kind = FIELD_REFUSE, .harmless = h \
-    }
+#define AT(m)                offsetof(struct request_draft, m)
+#define OF(n, w, k)          .name = (n), .where = (w), .kind = (k)
+#define BOOL(n, w, m)        OF(n, w, FIELD_BOOL), .at = AT(m)
+#define INT(n, w, m, lo, hi) OF(n, w, FIELD_INT), .at = AT(m), .low = (lo), .high = (hi)
+#define NUM(n, w, m, lo, hi) OF(n, w, FIELD_NUMBER), .at = AT(m), .from = (lo), .to = (hi)
+#define KEEP(n, w, m)        OF(n, w, FIELD_KEEP), .at = AT(m)
+#define READ(n, w, f)        OF(n, w, FIELD_READ), .read = (f)
+#define IGNORE(n, w)         OF(n, w, FIELD_IGNORE)
+#define REFUSE(n, w, h)      OF(n, w, FIELD_REFUSE), .harmless = (h)
 
 #define C   BODY_COMPLETION
 #define H   BODY_CHAT
@@ -91,96 +66,96 @@ struct field {
 
 /* clang-format off */
 static const struct field fields[] = {
-    BOOL("add_generation_prompt", HT, generation_prompt),
-    BOOL("add_special", T, add_special),
-    BOOL("add_special_tokens", CH | T, add_special),
-    REFUSE("allowed_token_ids", CH, HARMLESS_EMPTY),
-    REFUSE("audio", H, HARMLESS_NULL),
-    REFUSE("bad_words", CH, HARMLESS_EMPTY),
-    INT("best_of", C, best_of, 0, INT64_MAX),
-    READ("cache_salt", CH, request_sampling_salt),
-    REFUSE("chat_template", HT, HARMLESS_NULL),
-    READ("chat_template_kwargs", HT, request_chat_kwargs),
-    KEEP("content", T, prompt),
-    BOOL("continue_final_message", HT, continue_final),
-    REFUSE("documents", CH, HARMLESS_EMPTY),
-    REFUSE("early_stopping", CH, HARMLESS_FALSE),
-    BOOL("echo", CH, echo),
-    NUM("frequency_penalty", CH, frequency, -2, 2),
-    READ("function_call", H, request_chat_function_call),
-    REFUSE("functions", H, HARMLESS_EMPTY),
-    REFUSE("guided_choice", CH, HARMLESS_NULL),
-    REFUSE("guided_decoding_backend", CH, HARMLESS_NULL),
-    REFUSE("guided_grammar", CH, HARMLESS_NULL),
-    REFUSE("guided_json", CH, HARMLESS_NULL),
-    REFUSE("guided_regex", CH, HARMLESS_NULL),
-    REFUSE("guided_whitespace_pattern", CH, HARMLESS_NULL),
-    BOOL("ignore_eos", CH, ignore_eos),
-    IGNORE("include_reasoning", H),
-    BOOL("include_stop_str_in_output", CH, include_stop),
-    REFUSE("kv_transfer_params", CH, HARMLESS_NULL),
-    REFUSE("length_penalty", CH, HARMLESS_ONE),
-    READ("logit_bias", CH, request_sampling_bias),
-    REFUSE("logprob_token_ids", CH, HARMLESS_EMPTY),
-    INT("logprobs", C, logprobs, 0, HIGH_LOGPROBS),
-    BOOL("logprobs", H, logprobs_flag),
-    INT("max_completion_tokens", H, max_completion_tokens, 1, INT64_MAX),
-    INT("max_tokens", C, max_tokens, 0, INT64_MAX), /* 0 needs echo: request_sampling_settle */
-    INT("max_tokens", H, max_tokens, 1, INT64_MAX),
-    KEEP("messages", HT, messages),
-    IGNORE("metadata", CH),
-    NUM("min_p", CH, min_p, 0, 1),
-    INT("min_tokens", CH, min_tokens, 0, INT64_MAX),
-    REFUSE("mm_processor_kwargs", CH, HARMLESS_EMPTY),
-    READ("modalities", H, request_chat_modalities),
-    READ("model", ALL, request_sampling_model),
-    INT("n", CH, n, 1, HIGH_N),
-    BOOL("parallel_tool_calls", H, ignored_flag),
-    REFUSE("prediction", H, HARMLESS_NULL),
-    NUM("presence_penalty", CH, presence, -2, 2),
-    REFUSE("priority", CH, HARMLESS_ZERO),
-    KEEP("prompt", C | T, prompt),
-    IGNORE("prompt_cache_key", CH),
-    IGNORE("prompt_cache_retention", CH),
-    REFUSE("prompt_embeds", CH, HARMLESS_NULL),
-    INT("prompt_logprobs", CH, prompt_logprobs, 0, HIGH_LOGPROBS),
-    IGNORE("reasoning_effort", H),
-    REFUSE("repetition_detection", CH, HARMLESS_NULL),
-    NUM("repetition_penalty", CH, repetition, LEAST_REPETITION, 1e6),
-    READ("request_id", CH, request_sampling_id),
-    READ("response_format", CH, request_sampling_format),
-    BOOL("return_token_ids", CH, return_ids),
-    BOOL("return_token_strs", T, token_strs),
-    BOOL("return_tokens_as_token_ids", CH, ids_as_text),
-    IGNORE("safety_identifier", CH),
-    INT("seed", CH, seed, INT64_MIN, INT64_MAX),
-    IGNORE("service_tier", CH),
-    BOOL("skip_special_tokens", CH, skip_special),
-    BOOL("spaces_between_special_tokens", CH, ignored_flag),
-    READ("stop", CH, request_sampling_stop),
-    READ("stop_token_ids", CH, request_sampling_stop_ids),
-    IGNORE("store", CH),
-    BOOL("stream", CH, stream),
-    READ("stream_options", CH, request_sampling_stream_options),
-    REFUSE("structured_outputs", CH, HARMLESS_NULL),
-    REFUSE("suffix", C, HARMLESS_EMPTY),
-    NUM("temperature", CH, temperature, 0, 2),
-    IGNORE("thinking", H),
-    REFUSE("thinking_token_budget", CH, HARMLESS_NULL),
-    KEEP("tokens", BODY_DETOKENIZE, tokens),
-    KEEP("tool_choice", H, tool_choice),
-    KEEP("tools", HT, tools),
-    INT("top_k", CH, top_k, -1, INT64_MAX),
-    INT("top_logprobs", H, top_logprobs, 0, HIGH_LOGPROBS),
-    NUM_ABOVE("top_p", CH, top_p, 0, 1),
-    REFUSE("truncate_prompt_tokens", CH, HARMLESS_NULL),
-    REFUSE("truncation_side", CH, HARMLESS_NULL),
-    REFUSE("use_beam_search", CH, HARMLESS_FALSE),
-    IGNORE("user", CH),
-    IGNORE("verbosity", CH),
-    REFUSE("vllm_xargs", CH, HARMLESS_EMPTY),
-    REFUSE("web_search_options", H, HARMLESS_NULL),
-    BOOL("with_pieces", T, with_pieces),
+    {BOOL("add_generation_prompt", HT, generation_prompt)},
+    {BOOL("add_special", T, add_special)},
+    {BOOL("add_special_tokens", CH | T, add_special)},
+    {REFUSE("allowed_token_ids", CH, HARMLESS_EMPTY)},
+    {REFUSE("audio", H, HARMLESS_NULL)},
+    {REFUSE("bad_words", CH, HARMLESS_EMPTY)},
+    {INT("best_of", C, best_of, 0, INT64_MAX)},
+    {READ("cache_salt", CH, request_sampling_salt)},
+    {REFUSE("chat_template", HT, HARMLESS_NULL)},
+    {READ("chat_template_kwargs", HT, request_chat_kwargs)},
+    {KEEP("content", T, prompt)},
+    {BOOL("continue_final_message", HT, continue_final)},
+    {REFUSE("documents", CH, HARMLESS_EMPTY)},
+    {REFUSE("early_stopping", CH, HARMLESS_FALSE)},
+    {BOOL("echo", CH, echo)},
+    {NUM("frequency_penalty", CH, frequency, -2, 2)},
+    {READ("function_call", H, request_chat_function_call)},
+    {REFUSE("functions", H, HARMLESS_EMPTY)},
+    {REFUSE("guided_choice", CH, HARMLESS_NULL)},
+    {REFUSE("guided_decoding_backend", CH, HARMLESS_NULL)},
+    {REFUSE("guided_grammar", CH, HARMLESS_NULL)},
+    {REFUSE("guided_json", CH, HARMLESS_NULL)},
+    {REFUSE("guided_regex", CH, HARMLESS_NULL)},
+    {REFUSE("guided_whitespace_pattern", CH, HARMLESS_NULL)},
+    {BOOL("ignore_eos", CH, ignore_eos)},
+    {IGNORE("include_reasoning", H)},
+    {BOOL("include_stop_str_in_output", CH, include_stop)},
+    {REFUSE("kv_transfer_params", CH, HARMLESS_NULL)},
+    {REFUSE("length_penalty", CH, HARMLESS_ONE)},
+    {READ("logit_bias", CH, request_sampling_bias)},
+    {REFUSE("logprob_token_ids", CH, HARMLESS_EMPTY)},
+    {INT("logprobs", C, logprobs, 0, HIGH_LOGPROBS)},
+    {BOOL("logprobs", H, logprobs_flag)},
+    {INT("max_completion_tokens", H, max_completion_tokens, 1, INT64_MAX)},
+    {INT("max_tokens", C, max_tokens, 0, INT64_MAX)}, /* 0 needs echo: request_sampling_settle */
+    {INT("max_tokens", H, max_tokens, 1, INT64_MAX)},
+    {KEEP("messages", HT, messages)},
+    {IGNORE("metadata", CH)},
+    {NUM("min_p", CH, min_p, 0, 1)},
+    {INT("min_tokens", CH, min_tokens, 0, INT64_MAX)},
+    {REFUSE("mm_processor_kwargs", CH, HARMLESS_EMPTY)},
+    {READ("modalities", H, request_chat_modalities)},
+    {READ("model", ALL, request_sampling_model)},
+    {INT("n", CH, n, 1, HIGH_N)},
+    {BOOL("parallel_tool_calls", H, ignored_flag)},
+    {REFUSE("prediction", H, HARMLESS_NULL)},
+    {NUM("presence_penalty", CH, presence, -2, 2)},
+    {REFUSE("priority", CH, HARMLESS_ZERO)},
+    {KEEP("prompt", C | T, prompt)},
+    {IGNORE("prompt_cache_key", CH)},
+    {IGNORE("prompt_cache_retention", CH)},
+    {REFUSE("prompt_embeds", CH, HARMLESS_NULL)},
+    {INT("prompt_logprobs", CH, prompt_logprobs, 0, HIGH_LOGPROBS)},
+    {IGNORE("reasoning_effort", H)},
+    {REFUSE("repetition_detection", CH, HARMLESS_NULL)},
+    {NUM("repetition_penalty", CH, repetition, LEAST_REPETITION, 1e6)},
+    {READ("request_id", CH, request_sampling_id)},
+    {READ("response_format", CH, request_sampling_format)},
+    {BOOL("return_token_ids", CH, return_ids)},
+    {BOOL("return_token_strs", T, token_strs)},
+    {BOOL("return_tokens_as_token_ids", CH, ids_as_text)},
+    {IGNORE("safety_identifier", CH)},
+    {INT("seed", CH, seed, INT64_MIN, INT64_MAX)},
+    {IGNORE("service_tier", CH)},
+    {BOOL("skip_special_tokens", CH, skip_special)},
+    {BOOL("spaces_between_special_tokens", CH, ignored_flag)},
+    {READ("stop", CH, request_sampling_stop)},
+    {READ("stop_token_ids", CH, request_sampling_stop_ids)},
+    {IGNORE("store", CH)},
+    {BOOL("stream", CH, stream)},
+    {READ("stream_options", CH, request_sampling_stream_options)},
+    {REFUSE("structured_outputs", CH, HARMLESS_NULL)},
+    {REFUSE("suffix", C, HARMLESS_EMPTY)},
+    {NUM("temperature", CH, temperature, 0, 2)},
+    {IGNORE("thinking", H)},
+    {REFUSE("thinking_token_budget", CH, HARMLESS_NULL)},
+    {KEEP("tokens", BODY_DETOKENIZE, tokens)},
+    {KEEP("tool_choice", H, tool_choice)},
+    {KEEP("tools", HT, tools)},
+    {INT("top_k", CH, top_k, -1, INT64_MAX)},
+    {INT("top_logprobs", H, top_logprobs, 0, HIGH_LOGPROBS)},
+    {NUM("top_p", CH, top_p, 0, 1), .open = true},
+    {REFUSE("truncate_prompt_tokens", CH, HARMLESS_NULL)},
+    {REFUSE("truncation_side", CH, HARMLESS_NULL)},
+    {REFUSE("use_beam_search", CH, HARMLESS_FALSE)},
+    {IGNORE("user", CH)},
+    {IGNORE("verbosity", CH)},
+    {REFUSE("vllm_xargs", CH, HARMLESS_EMPTY)},
+    {REFUSE("web_search_options", H, HARMLESS_NULL)},
+    {BOOL("with_pieces", T, with_pieces)},
 };
 /* clang-format on */
 

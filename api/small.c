@@ -223,43 +223,27 @@ enum {
 #define ALLOW_POST     "Allow: POST, OPTIONS\r\n"
 #define ALLOW_GET_POST "Allow: GET, HEAD, POST, OPTIONS\r\n"
 
-#define OPEN(p, f)                                                               \
-    {                                                                            \
-        .path = p, .open = true, .methods = GET, .allow = ALLOW_GET, .answer = f \
-    }
-#define SIMPLE(p, f)                                               \
-    {                                                              \
-        .path = p, .methods = GET, .allow = ALLOW_GET, .answer = f \
-    }
-#define MODEL(p, f, b)                                                                    \
-    {                                                                                     \
-        .path = p, .prefix = b, .needs_engine = true, .methods = GET, .allow = ALLOW_GET, \
-        .answer = f                                                                       \
-    }
-#define JSON(p, k)                                                                       \
-    {                                                                                    \
-        .path = p, .needs_engine = true, .methods = POST, .allow = ALLOW_POST, .body = k \
-    }
+#define OF(p, m, a, f)     .path = (p), .methods = (m), .allow = (a), .answer = (f)
+#define SIMPLE(p, f)       OF(p, GET, ALLOW_GET, f)
+#define OPEN(p, m, a, f)   OF(p, m, a, f), .open = true
+#define OF_MODEL(p, f)     OF(p, GET, ALLOW_GET, f), .needs_engine = true
+#define JSON_BODY(p, kind) OF(p, POST, ALLOW_POST, NULL), .needs_engine = true, .body = (kind)
 
 static const struct route routes[] = {
-    JSON("/v1/chat/completions", BODY_CHAT),
-    JSON("/v1/completions", BODY_COMPLETION),
-    MODEL("/v1/models", small_models, false),
-    MODEL("/v1/models/", small_model, true),
-    JSON("/tokenize", BODY_TOKENIZE),
-    JSON("/detokenize", BODY_DETOKENIZE),
-    MODEL("/tokenizer_info", small_tokenizer, false),
-    OPEN("/health", small_health),
-    OPEN("/livez", small_alive),
-    OPEN("/readyz", small_health),
-    {.path = "/ping",
-     .open = true,
-     .methods = GET | POST,
-     .allow = ALLOW_GET_POST,
-     .answer = small_health},
-    SIMPLE("/version", small_version),
-    SIMPLE("/load", small_load),
-    SIMPLE("/metrics", small_metrics),
+    {JSON_BODY("/v1/chat/completions", BODY_CHAT)},
+    {JSON_BODY("/v1/completions", BODY_COMPLETION)},
+    {OF_MODEL("/v1/models", small_models)},
+    {OF_MODEL("/v1/models/", small_model), .prefix = true},
+    {JSON_BODY("/tokenize", BODY_TOKENIZE)},
+    {JSON_BODY("/detokenize", BODY_DETOKENIZE)},
+    {OF_MODEL("/tokenizer_info", small_tokenizer)},
+    {OPEN("/health", GET, ALLOW_GET, small_health)},
+    {OPEN("/livez", GET, ALLOW_GET, small_alive)},
+    {OPEN("/readyz", GET, ALLOW_GET, small_health)},
+    {OPEN("/ping", GET | POST, ALLOW_GET_POST, small_health)},
+    {SIMPLE("/version", small_version)},
+    {SIMPLE("/load", small_load)},
+    {SIMPLE("/metrics", small_metrics)},
 };
 
 const struct route *small_find(struct text_view path)
