@@ -156,16 +156,24 @@ static const struct weight_tiles *part_of(const struct weight *w, uint32_t group
     return p;
 }
 
-static void dot_group(const struct linear_job *j, const struct weight_tiles *p, uint32_t group,
-                      const struct act_block *block, out_tile y)
+static const uint8_t *tiles_of(const struct linear_job *j, uint32_t group)
 {
-    const uint8_t *tiles = p->groups + (group - p->first_group) * p->group_bytes;
-    j->k->dot[p->form](tiles, j->w->n_blocks, block, y);
+    if (group >= j->w->n_groups)
+        return NULL;
+    const struct weight_tiles *p = part_of(j->w, group);
+    return p->groups + (group - p->first_group) * p->group_bytes;
 }
 
-/* One unit for one block of tokens, whose first is input row `first`. */
-static void run_unit(const struct linear_job *j, uint32_t unit, const struct act_block *block,
-                     size_t first)
+static void dot_group(const struct linear_job *j, uint32_t group, uint32_t next,
+                      struct act_block *block, out_tile y)
+{
+    block->next = tiles_of(j, next);
+    j->k->dot[part_of(j->w, group)->form](tiles_of(j, group), j->w->n_blocks, block, y);
+}
+
+/* One unit for one block of tokens, whose first is input row `first`; unit `next` will follow. */
+static void run_unit(const struct linear_job *j, uint32_t unit, uint32_t next,
+                     struct act_block *block, size_t first)
 {
     _Alignas(64) out_tile y, up;
     bool pair = j->args->mode == LINEAR_SWIGLU;
@@ -180,16 +188,17 @@ static void run_unit(const struct linear_job *j, uint32_t unit, const struct act
     for (uint32_t t = 0; t < o.n;
          t++) /* each token's row is another page: fetch while we multiply */
         __builtin_prefetch(o.out + t * o.stride, 1);
-    dot_group(j, p, unit, block, y);
+    dot_group(j, unit, pair ? unit + j->n_units : next, block, y);
     if (pair)
-        dot_group(j, part_of(j->w, unit + j->n_units), unit + j->n_units, block, up);
+        dot_group(j, unit + j->n_units, next, block, up);
     j->k->store(&o, y, up);
 }
 
 /* Units [u0, u1) for the n tokens of a chunk: some units at a time, whose tiles then come from L2 for
- * every block of tokens but the first; a block's planes come from L1 for every unit but the first. */
+ * every block of tokens but the first; a block's planes come from L1 for every unit but the first.
+ * The worker goes on with unit `next`. */
 static void run_units(const struct linear_job *j, const struct act_room *room, size_t first,
-                      uint32_t n, uint32_t u0, uint32_t u1)
+                      uint32_t n, uint32_t u0, uint32_t u1, uint32_t next)
 {
     for (uint32_t from = u0; from < u1; from += UNITS_AT_ONCE) {
         uint32_t to = u1 - from < UNITS_AT_ONCE ? u1 : from + UNITS_AT_ONCE;
@@ -200,28 +209,51 @@ static void run_units(const struct linear_job *j, const struct act_room *room, s
                                       .sc = room->sc + at,
                                       .x = room->x + at * TILE_COLS,
                                       .n = t1 - t0};
+            uint32_t after = t1 < n ? from : to < u1 ? to : next;
             for (uint32_t u = from; u < to; u++)
-                run_unit(j, u, &block, first + t0);
+                run_unit(j, u, u + 1 < to ? u + 1 : after, &block, first + t0);
             t0 = t1;
         }
     }
 }
 
-/* The units of a piece of the tail. */
-static void run_tail(const struct linear_job *j, const struct act_room *room, size_t first,
-                     uint32_t n, uint32_t piece)
+/* First unit of a piece of the tail of this chunk; none is beyond all groups. */
+static uint32_t piece_start(const struct linear_job *j, uint32_t piece)
 {
-    uint32_t u0 = j->n_share * j->s->n_threads + piece * j->tail_units;
-    uint32_t u1 = u0 + j->tail_units;
-    run_units(j, room, first, n, u0, u1 < j->n_units ? u1 : j->n_units);
+    return piece < j->n_tails ? j->n_share * j->s->n_threads + piece * j->tail_units : UINT32_MAX;
+}
+
+/* A worker's share of a chunk, then pieces of the tail. It always holds the piece it will run next
+ * (*held, counted over all chunks), so that its tiles can be fetched while it runs the one before. */
+static void run_chunk(const struct linear_job *j, const struct act_room *room, uint32_t chunk,
+                      uint32_t n, uint32_t worker, uint32_t *held)
+{
+    size_t first = (size_t)chunk * CHUNK_TOKENS;
+    uint32_t total = j->n_chunks * j->n_tails, base = chunk * j->n_tails;
+    run_units(j, room, first, n, j->n_share * worker, j->n_share * (worker + 1),
+              piece_start(j, *held - base));
+    while (*held - base < j->n_tails) {
+        uint32_t u0 = piece_start(j, *held - base), u1 = u0 + j->tail_units;
+        *held = pool_next(j->pool, total);
+        run_units(j, room, first, n, u0, u1 < j->n_units ? u1 : j->n_units,
+                  piece_start(j, *held - base));
+    }
+}
+
+static void fetch_first(const struct linear_job *j, uint32_t unit)
+{
+    enum { LINES = 32 }; /* as many as fit on the way from L3 while a token is packed */
+    const uint8_t *tiles = tiles_of(j, unit);
+    for (uint32_t i = 0; i < LINES && tiles != NULL; i++)
+        __builtin_prefetch(tiles + (size_t)i * 64);
 }
 
 static void linear_worker(void *arg, uint32_t worker)
 {
     const struct linear_job *j = arg;
     uint32_t n_rows = j->args->n_rows, n_threads = j->s->n_threads;
-    uint32_t total = j->n_chunks * j->n_tails, piece = 0;
-    bool holds = false; /* a piece taken, but of the next chunk */
+    uint32_t held = 0;
+    fetch_first(j, j->n_share * worker);
     for (uint32_t c = 0; c < j->n_chunks; c++) {
         size_t first = (size_t)c * CHUNK_TOKENS;
         uint32_t n = n_rows - first < CHUNK_TOKENS ? (uint32_t)(n_rows - first) : CHUNK_TOKENS;
@@ -230,15 +262,9 @@ static void linear_worker(void *arg, uint32_t worker)
             pack_token(j, room, n, t, first + t, worker);
         if (n_rows != 1)
             pool_barrier(j->pool, worker);
-        run_units(j, room, first, n, j->n_share * worker, j->n_share * (worker + 1));
-        for (;; holds = false) {
-            if (!holds)
-                piece = pool_next(j->pool, total);
-            holds = true;
-            if (piece >= (c + 1) * j->n_tails)
-                break;
-            run_tail(j, room, first, n, piece - c * j->n_tails);
-        }
+        if (c == 0)
+            held = pool_next(j->pool, j->n_chunks * j->n_tails);
+        run_chunk(j, room, c, n, worker, &held);
     }
 }
 
@@ -263,7 +289,7 @@ void cpu_linear(struct backend *be, const struct linear_args *a)
                            .n_chunks = (a->n_rows + CHUNK_TOKENS - 1) / CHUNK_TOKENS,
                            .out_cols = pair ? a->w->rows / 2 : a->w->rows};
     uint32_t n_threads = j.s->n_threads;
-    j.n_share = n_threads == 1 ? j.n_units : j.n_units * 3 / 4 / n_threads;
+    j.n_share = n_threads == 1 ? j.n_units : j.n_units * 7 / 8 / n_threads;
     uint32_t tail = j.n_units - j.n_share * n_threads;
     j.tail_units = tail / (16 * n_threads) + 1;
     j.n_tails = (tail + j.tail_units - 1) / j.tail_units;

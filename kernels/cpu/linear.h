@@ -99,6 +99,9 @@ struct act_block {
     const struct act_scale *sc; /* [n_blocks][n] */
     const float *x;             /* [n_blocks][n][32], for float weights */
     uint32_t n;                 /* 1 .. TOKENS_MAX */
+    const uint8_t
+        *next; /* the group that the caller multiplies next, to be fetched on the way, at the
+                            distance of one group; NULL: none */
 };
 
 typedef float out_tile[TOKENS_MAX][TILE_ROWS]; /* results of one group, 64-byte aligned */

@@ -17,7 +17,6 @@
 enum {
     CHAIN = 6, /* tokens whose integer sums grow together: 5 cycles of latency on 2 ports */
     SHORT = 6, /* up to here, two sums a token */
-    PREFETCH_BYTES = 4096 /* ahead of the tile: the stream must not wait for L3 */
 };
 
 INLINE __m512i bytes_at(const void *p)
@@ -123,6 +122,7 @@ INLINE void dot_int(enum tile_form form, int value_bytes, int scale_bytes, int n
     const int value_step = apart ? value_bytes : scale_bytes + value_bytes;
     const uint8_t *scales = apart ? group + (size_t)n_blocks * (size_t)value_bytes : group;
     const uint8_t *values = apart ? group : group + scale_bytes;
+    const uint8_t *next = a->next; /* its TILE_Q8 scales are few: the hardware follows them */
     const int8_t *q = a->q;
     const struct act_scale *sc = a->sc;
     __m512 acc[TOKENS_MAX];
@@ -130,8 +130,11 @@ INLINE void dot_int(enum tile_form form, int value_bytes, int scale_bytes, int n
     for (uint32_t b = 0; b < n_blocks; b++) {
         __m512i w[8];
         __m512 d, m;
-        UNROLL for (int line = 0; line < value_step; line += 64)
-            _mm_prefetch(values + PREFETCH_BYTES + line, _MM_HINT_T0);
+        if (next != NULL) {
+            UNROLL for (int line = 0; line < value_step; line += 64)
+                _mm_prefetch(next + line, _MM_HINT_T0);
+            next += value_step;
+        }
         load_tile(form, values, w);
         load_scales(form, scales, &d, &m);
         const int first = n <= CHAIN ? n : n / 2;
