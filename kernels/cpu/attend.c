@@ -210,9 +210,7 @@ static void write_out(const struct attend_call *c, const struct task *k,
         for (uint32_t h = 0; h < c->group; h++) {
             size_t q = (size_t)r * c->group + h, row = a->seqs[k->seq].first_row + k->row + r;
             float *out = (float *)a->out + (row * a->heads + k->head * c->group + h) * dim;
-            float scale = 1.0f / total->l[q];
-            for (uint32_t j = 0; j < dim; j++)
-                out[j] = total->o[q * c->o_stride + j] * scale;
+            c->b->attend->finish(total->o + q * c->o_stride, total->l[q], out, dim);
         }
 }
 

@@ -58,6 +58,8 @@ struct attend_kernels {
     /* Folds a later partial result of n queries into an earlier one. */
     void (*fold)(float *o, float *m, float *l, const float *part_o, const float *part_m,
                  const float *part_l, uint32_t n, uint32_t o_stride);
+    /* out = o / l, one query. */
+    void (*finish)(const float *o, float l, float *out, uint32_t dim);
     void (*append)(const struct append_row *a);
 };
 

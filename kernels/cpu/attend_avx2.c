@@ -32,16 +32,19 @@ static inline vp vp_load_n(const uint8_t *p, uint32_t n)
     return _mm256_maskload_epi32((const int *)(const void *)p, first_lanes((int)n));
 }
 
-static inline vf vf_keep(vf x, int n, float fill)
+static inline vf vf_keep(vf x, uint64_t bits, float fill)
 {
-    return _mm256_blendv_ps(vf_set1(fill), x, _mm256_castsi256_ps(first_lanes(n)));
+    __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    __m256i kept = _mm256_and_si256(_mm256_set1_epi32((int)(bits & 0xff)), lane);
+    return _mm256_blendv_ps(vf_set1(fill), x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(kept, lane)));
 }
 
-static inline float vf_hmax(vf a)
+/* The greatest number, in all lanes. */
+static inline vf vf_hmax(vf a)
 {
-    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+    a = vf_max(a, _mm256_permute2f128_ps(a, a, 1));
+    a = vf_max(a, _mm256_permute_ps(a, 0x4e));
+    return vf_max(a, _mm256_permute_ps(a, 0xb1));
 }
 
 static inline float vf_hsum(vf a)
@@ -70,9 +73,22 @@ static inline vf vf_exp2(vf x)
     return _mm256_andnot_ps(small, vf_mul(y, _mm256_castsi256_ps(e)));
 }
 
+/* Rounds to nearest even, NaN stays NaN. */
+static inline void vf_store_bf16(void *out, vf x)
+{
+    __m256i u = _mm256_castps_si256(x), half = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(half, _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i quiet = _mm256_or_si256(half, _mm256_set1_epi32(0x40));
+    r = _mm256_blendv_epi8(_mm256_srli_epi32(r, 16), quiet, nan);
+    r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(r));
+}
+
 #include "kernels/cpu/attend_vec.h"
 
-const struct attend_kernels attend_avx2 = {part, fold, append};
+const struct attend_kernels attend_avx2 = {part, fold, finish, append};
 #else
 typedef int attend_avx2_needs_x86;
 #endif

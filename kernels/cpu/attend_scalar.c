@@ -83,6 +83,12 @@ static void fold(float *o, float *m, float *l, const float *part_o, const float 
     }
 }
 
+static void finish(const float *o, float l, float *out, uint32_t dim)
+{
+    for (uint32_t j = 0; j < dim; j++)
+        out[j] = o[j] * (1.0f / l);
+}
+
 static void append(const struct append_row *a)
 {
     const struct kv_geometry *g = a->geo;
@@ -110,4 +116,4 @@ static void append(const struct append_row *a)
     }
 }
 
-const struct attend_kernels attend_scalar = {part, fold, append};
+const struct attend_kernels attend_scalar = {part, fold, finish, append};

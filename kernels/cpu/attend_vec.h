@@ -17,12 +17,18 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
+/* Keeps a loaded vector in its register: the compiler would load it again for each use, and two
+ * loads per cycle would bound what two FMA per cycle should. */
+#define HOLD(x) __asm__("" : "+v"(x))
 
 enum {
     QT = 4,         /* queries of a register tile at most */
     TILE = VW * NV, /* positions or dimensions of a register tile */
     GROUP = ATTEND_GROUP,
 };
+
+/* Stands for -infinity as a score: differences stay finite, so exp2 needs no guard. */
+static const float LOWEST = -1e30f;
 
 /* Results and scratch of one call, by query. */
 struct part_state {
@@ -101,35 +107,32 @@ INLINE void direct_scores(const struct part_state *s, uint32_t h0, const int nq,
         vf_store(out + (size_t)h * GROUP + v * VW, acc[h][v]);
 }
 
-/* Online softmax of one query over the first n positions of the group: scores become probabilities
- * relative to the greatest score so far, in base 2; the others become 0. */
-static void soften(const struct part_state *s, uint32_t query, uint32_t n)
+/* Online softmax of one query over the first n positions of the group, 1 <= n: scores become
+ * probabilities relative to the greatest score so far, in base 2; the others become 0. Without
+ * branches: whether the greatest score changes cannot be predicted, and a factor of exp2(0) = 1
+ * changes nothing. */
+INLINE void soften(const struct part_state *s, uint32_t query, uint32_t n)
 {
     enum { N = GROUP / VW };
     float *x = s->scores + (size_t)query * GROUP, *m = &s->a->m[query];
     float *sums = s->sums + (size_t)query * VW;
-    vf scale = vf_set1(s->a->scale * (float)M_LOG2E), v[N], top = vf_set1(*m);
+    uint64_t seen = ~0ull >> (GROUP - n);
+    vf scale = vf_set1(s->a->scale * (float)M_LOG2E), v[N], before = vf_set1(*m), top;
+    UNROLL for (uint32_t i = 0; i < N; i++) v[i] =
+        vf_keep(vf_mul(vf_load(x + i * VW), scale), seen >> (i * VW), LOWEST);
+    top = vf_max(vf_max(v[0], v[1]), vf_max(v[2], v[3]));
+    UNROLL for (uint32_t i = 4; i < N; i++) top = vf_max(top, v[i]);
+    top = vf_hmax(vf_max(top, before));
+    vf alpha = vf_exp2(vf_sub(before, top)), sum = vf_mul(vf_load(sums), alpha);
     UNROLL for (uint32_t i = 0; i < N; i++)
     {
-        v[i] = vf_keep(vf_mul(vf_load(x + i * VW), scale), (int)n - (int)(i * VW), -INFINITY);
-        top = vf_max(top, v[i]);
-    }
-    float greatest = vf_hmax(top);
-    vf max = vf_set1(greatest), sum = vf_load(sums);
-    s->alpha[query] = 1;
-    if (greatest != *m) { /* a factor of 1 changes nothing: skipped */
-        vf alpha = vf_exp2(vf_set1(*m - greatest));
-        s->alpha[query] = vf_lane0(alpha);
-        sum = vf_mul(sum, alpha);
-        *m = greatest;
-    }
-    UNROLL for (uint32_t i = 0; i < N; i++)
-    {
-        v[i] = vf_exp2(vf_sub(v[i], max));
+        v[i] = vf_exp2(vf_sub(v[i], top));
         sum = vf_add(sum, v[i]);
         vf_store(x + i * VW, v[i]);
     }
     vf_store(sums, sum);
+    *m = vf_lane0(top);
+    s->alpha[query] = vf_lane0(alpha);
 }
 
 /* o = alpha * o + sum of p * v over n positions, TILE dimensions (the last vector has `tail` of
@@ -255,9 +258,14 @@ INLINE void tile_scores(const struct part_state *s, const float *const *q, uint3
     vf acc[QT][NV];
     const float *k = s->kv + at;
     UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++) acc[h][v] = vf_zero();
-    for (uint32_t i = 0; i < s->dim; i++, k += GROUP) {
+    _Pragma("GCC unroll 4") for (uint32_t i = 0; i < s->dim; i++, k += GROUP)
+    {
         vf key[NV];
-        UNROLL for (int v = 0; v < nv; v++) key[v] = vf_load(k + v * VW);
+        UNROLL for (int v = 0; v < nv; v++)
+        {
+            key[v] = vf_load(k + v * VW);
+            HOLD(key[v]);
+        }
         UNROLL for (int h = 0; h < nq; h++)
         {
             vf x = vf_set1(q[h][i]);
@@ -284,9 +292,14 @@ INLINE void tile_values(const struct part_state *s, uint32_t q0, const int nq, u
         if (t0 == 0)
             acc[h][v] = vf_mul(acc[h][v], vf_set1(s->alpha[q0 + (uint32_t)h]));
     }
-    for (uint32_t t = t0; t < t1; t++, src += stride) {
+    _Pragma("GCC unroll 4") for (uint32_t t = t0; t < t1; t++, src += stride)
+    {
         vf value[NV];
-        UNROLL for (int v = 0; v < nv; v++) value[v] = vf_load(src + v * VW);
+        UNROLL for (int v = 0; v < nv; v++)
+        {
+            value[v] = vf_load(src + v * VW);
+            HOLD(value[v]);
+        }
         UNROLL for (int h = 0; h < nq; h++)
         {
             vf x = vf_set1(p[(size_t)h * GROUP + t]);
@@ -320,15 +333,18 @@ INLINE void group_scores(const struct part_state *s, uint32_t q0, const int nq, 
     for (uint32_t h = 0; h < (uint32_t)nq; h++)
         q[h] = s->a->q + (q0 + h) / s->a->group * s->a->q_stride +
                (size_t)((q0 + h) % s->a->group) * s->dim;
-    uint32_t n = visible(s, q0 + (uint32_t)nq - 1, pos), at = 0;
-    for (; at + TILE <= n; at += TILE)
-        tile_scores(s, q, q0, nq, at, NV);
-    for (; at + 2 * VW <= n; at += 2 * VW)
-        tile_scores(s, q, q0, nq, at, 2);
-    for (; at < n; at += VW)
-        tile_scores(s, q, q0, nq, at, 1);
-    for (int h = 0; h < nq; h++)
-        soften(s, q0 + (uint32_t)h, visible(s, q0 + (uint32_t)h, pos));
+    uint32_t n = visible(s, q0 + (uint32_t)nq - 1, pos);
+    for (uint32_t at = 0; at < n; at += TILE) {
+        uint32_t vectors = (n - at + VW - 1) / VW; /* fewer at the causal border */
+        if (vectors >= NV)
+            tile_scores(s, q, q0, nq, at, NV);
+        else if (vectors == 3)
+            tile_scores(s, q, q0, nq, at, NV < 3 ? NV : 3);
+        else if (vectors == 2)
+            tile_scores(s, q, q0, nq, at, 2);
+        else
+            tile_scores(s, q, q0, nq, at, 1);
+    }
 }
 
 /* Queries of a tile may end at different rows: together as far as the first one sees, then alone. */
@@ -367,6 +383,12 @@ static void part_rows(struct part_state *s)
             nq = a->group % 3 == 0 ? 3 : tile_queries(n_queries - q);
             BY_QUERIES(nq, group_scores, pos);
         }
+        /* a phase of its own: the chains of different queries overlap */
+        for (uint32_t q = first, r = first / a->group; r < a->n_rows; r++) {
+            uint32_t seen = a->first_pos + r - pos + 1;
+            for (uint32_t h = 0; h < a->group; h++)
+                soften(s, q++, seen < GROUP ? seen : GROUP);
+        }
         unpack_values(s, n);
         for (uint32_t q = first, nq; q < n_queries; q += nq) {
             nq = a->group % 3 == 0 ? 3 : tile_queries(n_queries - q);
@@ -386,7 +408,7 @@ static void part(const struct attend_part *a)
     memset(a->o, 0, (size_t)n * a->o_stride * sizeof *a->o);
     memset(s.sums, 0, (size_t)n * VW * sizeof *s.sums);
     for (uint32_t q = 0; q < n; q++)
-        a->m[q] = -INFINITY;
+        a->m[q] = LOWEST;
     if (a->n_rows == 1)
         part_one_row(&s);
     else
@@ -410,6 +432,16 @@ static void fold(float *o, float *m, float *l, const float *part_o, const float 
     }
 }
 
+static void finish(const float *o, float l, float *out, uint32_t dim)
+{
+    uint32_t j = 0;
+    float scale = 1.0f / l;
+    for (; j + VW <= dim; j += VW)
+        vf_store(out + j, vf_mul(vf_load(o + j), vf_set1(scale)));
+    for (; j < dim; j++)
+        out[j] = o[j] * scale;
+}
+
 static void rotate(float *x, const float *c, const float *s, uint32_t half)
 {
     uint32_t i = 0;
@@ -425,9 +457,20 @@ static void rotate(float *x, const float *c, const float *s, uint32_t half)
     }
 }
 
+/* As f32_to_bf16, for dim numbers. */
+static void round_row(uint16_t *out, const float *x, uint32_t dim)
+{
+    uint32_t i = 0;
+    for (; i + VW <= dim; i += VW)
+        vf_store_bf16(out + i, vf_load(x + i));
+    for (; i < dim; i++)
+        out[i] = f32_to_bf16(x[i]);
+}
+
 /* Bound by stores: head_dim / 2 of 4 bytes for k, head_dim of 2 for v. */
 static void append(const struct append_row *a)
 {
+    enum { PIECE = 128 }; /* numbers rounded at a time */
     const struct kv_geometry *g = a->geo;
     uint32_t dim = g->head_dim, rows = g->block_rows;
     float *k = a->qkv + (size_t)a->heads * dim;
@@ -436,13 +479,16 @@ static void append(const struct append_row *a)
         rotate(a->qkv + (size_t)h * dim, a->cos, a->sin, dim / 2);
     for (uint32_t h = 0; h < g->kv_heads; h++, k += dim, v += dim) {
         uint8_t *page = a->lanes + h * g->page_bytes;
-        for (uint32_t i = 0; i < dim / 2; i++) {
-            uint32_t pair = f32_to_bf16(k[2 * i]) | (uint32_t)f32_to_bf16(k[2 * i + 1]) << 16;
-            memcpy(page + ((size_t)i * rows + a->page_row) * 4, &pair, sizeof pair);
+        uint8_t *value = page + ((size_t)rows + a->page_row / 2 * 2) * dim * 2;
+        for (uint32_t j = 0; j < dim; j += PIECE) {
+            uint32_t n = dim - j < PIECE ? dim - j : PIECE;
+            uint16_t key[PIECE], val[PIECE];
+            round_row(key, k + j, n);
+            round_row(val, v + j, n);
+            for (uint32_t i = 0; i < n; i += 2)
+                memcpy(page + ((size_t)(j + i) / 2 * rows + a->page_row) * 4, &key[i], 4);
+            for (uint32_t i = 0; i < n; i++)
+                memcpy(value + (size_t)(j + i) * 4 + a->page_row % 2 * 2, &val[i], 2);
         }
-        uint16_t *out = (uint16_t *)(void *)(page + (size_t)rows * dim * 2) +
-                        (size_t)(a->page_row / 2) * dim * 2 + (a->page_row & 1);
-        for (uint32_t j = 0; j < dim; j++)
-            out[(size_t)j * 2] = f32_to_bf16(v[j]);
     }
 }

@@ -294,7 +294,7 @@ static void every_shape_agrees_with_float64(enum isa isa)
             double worst = 0;
             for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
                 struct shape s = {rows[r], heads[h][0], heads[h][1], dims[d]};
-                uint32_t len = d < 2 ? 530 : 270;
+                uint32_t len = isa == ISA_SCALAR ? 130 : d < 2 ? 530 : 270;
                 worst = fmax(worst, borders_error(isa, s, len, 1));
                 double e = borders_error(isa, s, len, 512);
                 worst = e <= worst ? worst : e;
@@ -302,7 +302,7 @@ static void every_shape_agrees_with_float64(enum isa isa)
             ok(worst < 1e-5, "%s: %u heads over %u, %u dimensions, R 8 to 32: within 1e-5 (%.1e)",
                isa_names[isa], heads[h][0], heads[h][1], dims[d], worst);
         }
-    double e = borders_error(isa, (struct shape){16, 9, 3, 64}, 1800, 100);
+    double e = borders_error(isa, (struct shape){16, 3, 1, 64}, 1800, 100);
     ok(e < 1e-5, "%s: 1,800 positions in chunks of 100: within 1e-5 (%.1e)", isa_names[isa], e);
 }
 
