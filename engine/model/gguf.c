@@ -1,13 +1,14 @@
 /* GGUF: the directory of a model file, checked once.
  *
  * The reader walks the file front to back with one cursor. Every read asks first whether the bytes are
- * left; no address is computed before its check. What was read is kept as views into the mapping, with
- * the lengths that were checked, and never read again from the file: a file that changes under us
- * cannot move them. Keys and tensor names are found, and duplicates refused, through arrays of pointers
- * sorted by name: no hash that a file could be written against, no quadratic search.
+ * left; no address is computed before its check. The directory (keys and tensor entries, 2 MB of the
+ * default model) is copied before it is read, so that what was checked cannot change; values are kept
+ * as views into the copy, tensors as views into the mapping. Keys and tensor names are found, and
+ * duplicates refused, through lists of indices sorted by name: no hash that a file could be written
+ * against, no quadratic search.
  *
  * The rules and the incidents behind them: reference/models.md 1.1 and 1.8. Typed access to values is
- * in gguf_get.c; what a model needs from them in llama.c and vocab.c. */
+ * in gguf_get.c; what a model needs from them in llama.c and dictionary.c. */
 #include "engine/model/gguf.h"
 #include "engine/model/map.h"
 
@@ -37,12 +38,15 @@ struct gguf {
     struct map map; /* p NULL: over the caller's memory */
     const unsigned char *base;
     size_t len;
+    unsigned char *copy;       /* of the directory; NULL: over the caller's memory */
+    const unsigned char *head; /* the directory, as it is read: copy or base */
+    size_t head_len;
     char *path;
     size_t n_values, n_tensors;
     struct gguf_value *values;   /* file order */
     struct gguf_tensor *tensors; /* file order */
-    const struct gguf_value **values_by_key;
-    const struct gguf_tensor **tensors_by_name;
+    uint32_t *values_by_key;     /* indices, sorted */
+    uint32_t *tensors_by_name;   /* indices, sorted */
     struct string_index *indices;
 };
 
@@ -63,8 +67,10 @@ status gguf_refuse(const struct gguf *g, const void *at, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    return err(ERR_FORMAT, "%s: offset %zu: %s", g->path,
-               (size_t)((const unsigned char *)at - g->base), text);
+    size_t offset = (uintptr_t)at - (uintptr_t)g->head; /* wraps around if at is before head */
+    if (offset > g->head_len)
+        offset = (uintptr_t)at - (uintptr_t)g->base;
+    return err(ERR_FORMAT, "%s: offset %zu: %s", g->path, offset, text);
 }
 
 static int shown(struct text_view v)
@@ -193,20 +199,30 @@ static int compare_text(struct text_view a, struct text_view b)
 }
 
 /* Equal names stay in file order, so that the second one is blamed. */
-static int compare_values(const void *a, const void *b)
+static int compare_values(const void *a, const void *b, void *gguf)
 {
-    const struct gguf_value *x = *(const struct gguf_value *const *)a;
-    const struct gguf_value *y = *(const struct gguf_value *const *)b;
-    int order = compare_text(x->key, y->key);
+    const struct gguf *g = gguf;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    int order = compare_text(g->values[x].key, g->values[y].key);
     return order != 0 ? order : (x > y) - (x < y);
 }
 
-static int compare_tensors(const void *a, const void *b)
+static int compare_tensors(const void *a, const void *b, void *gguf)
 {
-    const struct gguf_tensor *x = *(const struct gguf_tensor *const *)a;
-    const struct gguf_tensor *y = *(const struct gguf_tensor *const *)b;
-    int order = compare_text(x->name, y->name);
+    const struct gguf *g = gguf;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    int order = compare_text(g->tensors[x].name, g->tensors[y].name);
     return order != 0 ? order : (x > y) - (x < y);
+}
+
+static struct text_view nth_key(const struct gguf *g, size_t i)
+{
+    return g->values[g->values_by_key[i]].key;
+}
+
+static struct text_view nth_name(const struct gguf *g, size_t i)
+{
+    return g->tensors[g->tensors_by_name[i]].name;
 }
 
 static status read_pairs(struct cursor *c)
@@ -216,12 +232,12 @@ static status read_pairs(struct cursor *c)
     g->values_by_key = mem_alloc(g->n_values * sizeof *g->values_by_key);
     for (size_t i = 0; i < g->n_values; i++) {
         TRY(read_pair(c, &g->values[i]));
-        g->values_by_key[i] = &g->values[i];
+        g->values_by_key[i] = (uint32_t)i;
     }
-    qsort(g->values_by_key, g->n_values, sizeof *g->values_by_key, compare_values);
+    qsort_r(g->values_by_key, g->n_values, sizeof *g->values_by_key, compare_values, g);
     for (size_t i = 1; i < g->n_values; i++) {
-        struct text_view key = g->values_by_key[i]->key;
-        if (compare_text(key, g->values_by_key[i - 1]->key) == 0)
+        struct text_view key = nth_key(g, i);
+        if (compare_text(key, nth_key(g, i - 1)) == 0)
             return gguf_refuse(g, key.p, "key %.*s is there twice", shown(key), key.p);
     }
     return OK;
@@ -308,7 +324,7 @@ static status read_info(struct cursor *c, struct gguf_tensor *t, size_t align, s
 static status place_tensors(struct cursor *c, size_t align)
 {
     struct gguf *g = c->g;
-    size_t start = ((size_t)(c->p - g->base) + align - 1) & ~(align - 1), offset = 0;
+    size_t start = ((size_t)(c->p - g->head) + align - 1) & ~(align - 1), offset = 0;
     size_t data_bytes = start <= g->len ? g->len - start : 0;
     for (size_t i = 0; i < g->n_tensors; i++) {
         struct gguf_tensor *t = &g->tensors[i];
@@ -337,12 +353,12 @@ static status read_tensors(struct cursor *c)
     size_t next = 0;
     for (size_t i = 0; i < g->n_tensors; i++) {
         TRY(read_info(c, &g->tensors[i], align, &next));
-        g->tensors_by_name[i] = &g->tensors[i];
+        g->tensors_by_name[i] = (uint32_t)i;
     }
-    qsort(g->tensors_by_name, g->n_tensors, sizeof *g->tensors_by_name, compare_tensors);
+    qsort_r(g->tensors_by_name, g->n_tensors, sizeof *g->tensors_by_name, compare_tensors, g);
     for (size_t i = 1; i < g->n_tensors; i++) {
-        const struct gguf_tensor *t = g->tensors_by_name[i];
-        if (compare_text(t->name, g->tensors_by_name[i - 1]->name) == 0)
+        const struct gguf_tensor *t = &g->tensors[g->tensors_by_name[i]];
+        if (compare_text(t->name, nth_name(g, i - 1)) == 0)
             return gguf_refuse(g, t->info, "tensor %.*s is there twice", (int)t->name.len,
                                t->name.p);
     }
@@ -354,7 +370,7 @@ static status read_count(struct cursor *c, const char *what, size_t least, size_
     const unsigned char *at = c->p;
     uint64_t n;
     TRY(take_u64(c, what, &n));
-    size_t room = (size_t)(c->end - (c->g->base + HEADER_BYTES)) / least;
+    size_t room = (size_t)(c->end - (c->g->head + HEADER_BYTES)) / least;
     if (n > MAX_ENTRIES || n > room)
         return gguf_refuse(c->g, at,
                            "%s is %llu, but the file has room for %zu and spind reads up to %d",
@@ -404,23 +420,60 @@ static status refuse_split(const struct gguf *g)
 
 static status read_all(struct gguf *g)
 {
-    struct cursor c = {.g = g, .p = g->base, .end = g->base + g->len};
+    struct cursor c = {.g = g, .p = g->head, .end = g->head + g->head_len};
     TRY(read_header(&c));
     TRY(read_pairs(&c));
     TRY(refuse_split(g));
     return read_tensors(&c);
 }
 
+/* How far the directory reaches, from one walk that keeps nothing. */
+static status measure(struct gguf *g, size_t *bytes)
+{
+    struct cursor c = {.g = g, .p = g->head, .end = g->head + g->head_len};
+    TRY(read_header(&c));
+    for (size_t i = 0; i < g->n_values; i++) {
+        struct gguf_value passing;
+        TRY(read_pair(&c, &passing));
+    }
+    for (size_t i = 0; i < g->n_tensors; i++) {
+        struct gguf_tensor passing = {.info = c.p};
+        uint64_t offset;
+        TRY(take_name(&c, "a tensor name", MAX_NAME, &passing.name));
+        TRY(read_shape(&c, &passing));
+        TRY(take_u64(&c, "a tensor offset", &offset));
+    }
+    *bytes = (size_t)(c.p - g->head);
+    return OK;
+}
+
+/* What is checked once must stay as it was checked, whoever writes to the file meanwhile; so the
+ * directory is read from a copy. Tensors stay in the mapping: any bytes are numbers. */
+static status copy_directory(struct gguf *g)
+{
+    size_t bytes;
+    TRY(measure(g, &bytes));
+    if ((g->copy = mem_try_alloc(bytes)) == NULL)
+        return err(ERR_MEMORY, "%s: no memory for a directory of %zu bytes", g->path, bytes);
+    memcpy(g->copy, g->base, bytes);
+    g->head = g->copy;
+    g->head_len = bytes;
+    return OK;
+}
+
 static status open_over(struct gguf **out, const struct map *map, const unsigned char *p,
                         size_t len, const char *name)
 {
+    CHECK(p != NULL);
     struct gguf *g = mem_alloc(sizeof *g);
     size_t room = strlen(name) + 1;
     g->map = *map;
-    g->base = p;
-    g->len = len;
+    g->base = g->head = p;
+    g->len = g->head_len = len;
     g->path = memcpy(mem_alloc(room), name, room);
-    status st = read_all(g);
+    status st = map->p != NULL ? copy_directory(g) : OK;
+    if (st == OK)
+        st = read_all(g);
     if (map_torn(&g->map))
         st = gguf_whole(g); /* the better explanation */
     if (st != OK) {
@@ -454,6 +507,7 @@ void gguf_close(struct gguf *g)
         mem_free(i);
     }
     map_close(&g->map);
+    mem_free(g->copy);
     mem_free(g->values);
     mem_free(g->tensors);
     mem_free(g->values_by_key);
@@ -480,36 +534,34 @@ size_t gguf_file_bytes(const struct gguf *g)
     return g->len;
 }
 
-const struct gguf_value *gguf_find(const struct gguf *g, const char *key)
+/* Place of a name in a sorted list, or SIZE_MAX. */
+static size_t search(const struct gguf *g, const char *name, size_t n,
+                     struct text_view (*nth)(const struct gguf *, size_t))
 {
-    struct text_view want = {key, strlen(key)};
-    for (size_t lo = 0, hi = g->n_values; lo < hi;) {
+    struct text_view want = {name, strlen(name)};
+    for (size_t lo = 0, hi = n; lo < hi;) {
         size_t mid = lo + (hi - lo) / 2;
-        int order = compare_text(want, g->values_by_key[mid]->key);
+        int order = compare_text(want, nth(g, mid));
         if (order == 0)
-            return g->values_by_key[mid];
+            return mid;
         if (order < 0)
             hi = mid;
         else
             lo = mid + 1;
     }
-    return NULL;
+    return SIZE_MAX;
+}
+
+const struct gguf_value *gguf_find(const struct gguf *g, const char *key)
+{
+    size_t at = search(g, key, g->n_values, nth_key);
+    return at == SIZE_MAX ? NULL : &g->values[g->values_by_key[at]];
 }
 
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name)
 {
-    struct text_view want = {name, strlen(name)};
-    for (size_t lo = 0, hi = g->n_tensors; lo < hi;) {
-        size_t mid = lo + (hi - lo) / 2;
-        int order = compare_text(want, g->tensors_by_name[mid]->name);
-        if (order == 0)
-            return g->tensors_by_name[mid];
-        if (order < 0)
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    return NULL;
+    size_t at = search(g, name, g->n_tensors, nth_name);
+    return at == SIZE_MAX ? NULL : &g->tensors[g->tensors_by_name[at]];
 }
 
 size_t gguf_n_tensors(const struct gguf *g)
@@ -523,8 +575,6 @@ const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i)
     return &g->tensors[i];
 }
 
-/* The lengths were checked by read_array; a file changed since then may show others, so they are
- * compared again with the value that was checked. */
 status gguf_string_array(struct gguf *g, const char *key, struct gguf_strings *out)
 {
     const struct gguf_value *v = gguf_find(g, key);
@@ -539,17 +589,11 @@ status gguf_string_array(struct gguf *g, const char *key, struct gguf_strings *o
                    (unsigned long long)v->count, key);
     index->next = g->indices;
     g->indices = index;
-    size_t at = 0;
-    for (uint64_t i = 0; i < v->count; i++) {
-        uint64_t len;
+    uint64_t at = 0, len;
+    for (uint64_t i = 0; i < v->count; i++) { /* the lengths were checked by read_array */
         index->offsets[i] = at;
-        if (v->bytes - at < sizeof len)
-            return gguf_refuse(g, v->p + at, "%s changed while it was read", key);
         memcpy(&len, v->p + at, sizeof len);
-        at += sizeof len;
-        if (len > v->bytes - at)
-            return gguf_refuse(g, v->p + at, "%s changed while it was read", key);
-        at += (size_t)len;
+        at += sizeof len + len;
     }
     index->offsets[v->count] = at;
     *out = (struct gguf_strings){.count = v->count, .offsets = index->offsets, .p = v->p};

@@ -1,4 +1,5 @@
-/* GGUF v3 over a read-only mapping: metadata and tensor directory, checked once, then lent as views.
+/* GGUF v3: metadata and tensor directory, checked once, then lent as views; tensors lie in a read-only
+ * mapping of the file.
  *
  * A file is a stranger: every length is compared with what is left before it is used, and every
  * refusal names the file, the offset and the rule (reference/models.md 1.1, 1.8). Nothing is

@@ -79,7 +79,7 @@ status gguf_u32_uniform(const struct gguf *g, const char *key, uint32_t n, uint3
                            (unsigned long long)v->count, n);
     TRY(get_u32(g, key, v->elem, v->p, lo, hi, out));
     for (uint32_t i = 1; i < n; i++) {
-        uint32_t other;
+        uint32_t other = 0;
         const unsigned char *p = v->p + i * integer_bytes(v->elem);
         TRY(get_u32(g, key, v->elem, p, lo, hi, &other));
         if (other != *out)

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+static const size_t MAX_ROPE_BYTES = (size_t)4 << 30; /* 8M positions of a head of 128 */
+
 struct loader {
     struct model *m;
     struct gguf *g;
@@ -165,36 +167,54 @@ static status make_frequencies(const struct loader *l, float *freq, uint32_t hal
     return OK;
 }
 
-static status load_rope(struct loader *l, const struct model_shape *s)
+/* Filled in stretches, so that there is one table and not two. */
+static status fill_rope(struct model *m, const float *freq)
+{
+    enum { STRETCH = 1024 };
+    const struct model_shape *s = &m->info.shape;
+    const size_t half = s->head_dim / 2, sines = s->max_positions * half;
+    float *cosine = mem_alloc(STRETCH * half * 2 * sizeof *cosine), *sine = cosine + STRETCH * half;
+    status st = OK;
+    for (size_t from = 0; st == OK && from < s->max_positions; from += STRETCH) {
+        size_t n = s->max_positions - from < STRETCH ? s->max_positions - from : STRETCH;
+        size_t bytes = n * half * sizeof *cosine;
+        float *to = m->rope + from * half;
+        for (size_t pos = 0; pos < n; pos++)
+            for (size_t i = 0; i < half; i++)
+                sincosf((float)(from + pos) * freq[i], &sine[pos * half + i],
+                        &cosine[pos * half + i]);
+        m->be->ops->copy(m->be, to, cosine, bytes);
+        m->be->ops->copy(m->be, to + sines, sine, bytes);
+        st = m->be->ops->sync(m->be); /* the stretch is used again */
+    }
+    mem_free(cosine);
+    return st;
+}
+
+static status load_rope(struct loader *l)
 {
     struct model *m = l->m;
-    uint32_t half = s->head_dim / 2;
-    size_t n = (size_t)s->max_positions * half, bytes = model_rope_bytes(s);
-    float freq[256];
-    TRY(make_frequencies(l, freq, half));
-    float *host = mem_try_alloc(bytes);
-    m->rope = m->be->ops->alloc(m->be, bytes);
-    if (host == NULL || m->rope == NULL) {
-        mem_free(host);
-        return err(ERR_MEMORY,
-                   "no memory for the RoPE tables of %u positions (%zu bytes); a smaller "
-                   "--max-model-len helps",
-                   s->max_positions, bytes);
-    }
-    for (size_t pos = 0; pos < s->max_positions; pos++)
-        for (uint32_t i = 0; i < half; i++)
-            sincosf((float)pos * freq[i], &host[n + pos * half + i], &host[pos * half + i]);
-    m->be->ops->copy(m->be, m->rope, host, bytes);
-    status st = m->be->ops->sync(m->be); /* host goes */
-    mem_free(host);
-    return st;
+    const struct model_shape *s = &m->info.shape;
+    float freq[256]; /* MAX_HEAD_DIM / 2 */
+    size_t bytes = model_rope_bytes(s);
+    TRY(make_frequencies(l, freq, s->head_dim / 2));
+    /* A file that claims millions of positions must not take the machine's memory for it. */
+    if (bytes > MAX_ROPE_BYTES)
+        return err(
+            ERR_MEMORY,
+            "%s: the RoPE tables of %u positions would take %zu MiB; ask for a smaller context "
+            "(--max-model-len)",
+            gguf_path(l->g), s->max_positions, bytes >> 20);
+    if ((m->rope = m->be->ops->alloc(m->be, bytes)) == NULL)
+        return ERR_MEMORY;
+    return fill_rope(m, freq);
 }
 
 static status load_all(struct loader *l)
 {
     struct model *m = l->m;
     TRY(load_norms(l));
-    TRY(load_rope(l, &m->info.shape));
+    TRY(load_rope(l));
     TRY(pack_vocab(l));
     for (uint32_t i = 0; i < m->info.shape.layers; i++)
         TRY(pack_layer(l, i));

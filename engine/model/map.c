@@ -28,13 +28,14 @@ static void repair(int signal, siginfo_t *info, void *context)
 {
     (void)signal, (void)context;
     int saved = errno;
-    uintptr_t at = (uintptr_t)info->si_addr, page = at & ~(page_bytes - 1);
+    uintptr_t at = (uintptr_t)info->si_addr;
+    char *page = (char *)info->si_addr - (at & (page_bytes - 1));
     for (int i = 0; i < MAX_MAPS; i++) {
         uintptr_t base = atomic_load(&maps[i].base);
         if (base == 0 || at < base || at - base >= atomic_load(&maps[i].len))
             continue;
         /* A plain system call on Linux, so safe in a handler. */
-        void *got = mmap((void *)page, page_bytes, PROT_READ,
+        void *got = mmap(page, page_bytes, PROT_READ,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
         if (got == MAP_FAILED)
             break;
@@ -117,7 +118,7 @@ void map_close(struct map *m)
 {
     if (m->p == NULL)
         return;
-    munmap((void *)(uintptr_t)m->p, m->len);
+    munmap(m->p, m->len);
     give_slot(m->slot);
     *m = (struct map){0};
 }

@@ -6,15 +6,15 @@
  * the backend is not possible, so the handler repairs instead: it puts a page of zeros where the file
  * ended and notes it. Everybody reads on, and the loader asks map_torn() before it trusts the result.
  *
- * Every length in the file is read once, checked, and kept; contents that change afterwards can give
- * wrong numbers, never a wild address. */
+ * What steers anything (lengths, offsets, names) is copied before it is checked (gguf.c); what changes
+ * in the mapping afterwards can give wrong numbers, never a wild address. */
 #ifndef ENGINE_MODEL_MAP_H
 #define ENGINE_MODEL_MAP_H
 
 #include "kernels/base.h"
 
 struct map {
-    const unsigned char *p;
+    unsigned char *p; /* only to be read */
     size_t len;
     int slot; /* of the table that the signal handler reads */
 };

@@ -15,7 +15,8 @@
 
 enum { TOKENS = 41, MAX_WIDTH = 512 };
 
-static const double FAR = 3e-3; /* a wrong pair of rows, angle or head is 100 times further */
+static const double FAR =
+    3e-3; /* a wrong pair of rows, angle or head is 40 times further and more */
 
 static char model_path[] = "/tmp/spind-model-XXXXXX";
 
@@ -318,6 +319,42 @@ static void a_prompt_needs_no_logits(struct backend *be)
     model_destroy(m);
 }
 
+static void a_mock_has_shape_and_words_but_no_weights(void)
+{
+    struct backend *be;
+    struct model *m;
+    struct rig r;
+    const uint32_t tokens[20] = {1, 2, 3};
+    rig_must(mock_backend_open(&be, &(struct mock_options){.n_tokens = 3}));
+    rig_must(model_create_mock(&m, be, 64));
+    rig_must(model_reserve(m, 32, 32));
+    const struct model_info *info = model_info(m);
+    ok(info->shape.layers == 30 && info->shape.max_positions == 64,
+       "the mock has the default's shape");
+    ok(info->shape.vocab == tokenizer_vocab(model_tokenizer(m)) && model_chat(m) != NULL,
+       "a tokenizer and a chat template");
+    ok(info->n_end_ids == 2, "and tokens that end a text");
+    rig_open(&r, be, m, 16, 2, 64);
+    struct rig_part parts[2] = {{.seq = 0, .n = 20, .tokens = tokens},
+                                {.seq = 1, .n = 3, .tokens = tokens}};
+    ok(rig_step(&r, parts, 2, NULL, 0) != NULL, "a batch runs, and finds its blocks");
+    rig_close(&r);
+    model_destroy(m);
+    be->ops->close(be);
+}
+
+static void a_context_beyond_reason_is_refused(struct backend *be)
+{
+    struct model *m;
+    struct gguf_writer w = {0};
+    tiny_model(&w, &(struct tiny_spec){.heads = 1, .kv_heads = 1, .positions = 1 << 24});
+    save(&w);
+    ok(model_load(&m, be, model_path, 0) == ERR_MEMORY && strstr(err_text(), "--max-model-len"),
+       "16 million positions are not allocated because a file says so");
+    ok(model_load(&m, be, model_path, 1000) == OK, "a part of them is served");
+    model_destroy(m);
+}
+
 int main(void)
 {
     static const char *const isas[] = {"scalar", "avx2", "avx512"};
@@ -339,6 +376,8 @@ int main(void)
             what_was_loaded_is_told(be);
             poison_is_refused(be);
             a_prompt_needs_no_logits(be);
+            a_context_beyond_reason_is_refused(be);
+            a_mock_has_shape_and_words_but_no_weights();
         }
         be->ops->close(be);
     }

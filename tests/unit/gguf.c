@@ -515,6 +515,38 @@ static void a_file_cut_short_while_open_is_survived(const char *dir)
     bytes_free(&f);
 }
 
+/* From a file the directory is a copy and tensors are not: offsets must not show it. */
+static void a_file_is_read_like_memory(const char *dir)
+{
+    char path[512];
+    struct gguf *g, *m;
+    struct bytes f = tiny_file();
+    snprintf(path, sizeof path, "%s/t.gguf", dir);
+    bytes_save(&f, path);
+    if (gguf_open(&g, path) != OK || gguf_open_memory(&m, f.p, f.len, path) != OK) {
+        ok(false, "%s", err_text());
+        return;
+    }
+    const char *last = "output_norm.weight";
+    const struct gguf_tensor *a = gguf_tensor_find(g, last), *b = gguf_tensor_find(m, last);
+    ok(a->bytes == b->bytes && memcmp(a->data, b->data, a->bytes) == 0,
+       "a file has the same tensors");
+    char want[sizeof path + 64];
+    const struct gguf_value *key = gguf_find(g, "llama.block_count");
+    for (int i = 0; i < 3; i++) {
+        const void *in_file[] = {a->data, a->info, key->p};
+        const void *in_memory[] = {b->data, b->info, gguf_find(m, "llama.block_count")->p};
+        snprintf(want, sizeof want, "%s: offset %zu: x", path,
+                 (size_t)((const unsigned char *)in_memory[i] - f.p));
+        gguf_refuse(g, in_file[i], "x");
+        ok(strcmp(err_text(), want) == 0, "refusals point to the same place");
+    }
+    gguf_close(g);
+    gguf_close(m);
+    unlink(path);
+    bytes_free(&f);
+}
+
 static void files_with_random_damage_are_survived(void)
 {
     struct bytes f = tiny_file();
@@ -614,6 +646,7 @@ int main(int argc, char **argv)
     item_10_the_vocabulary();
     tensors_must_be_there();
     a_file_cut_short_while_open_is_survived(dir);
+    a_file_is_read_like_memory(dir);
     files_with_random_damage_are_survived();
     corpus_is_survived();
     rmdir(dir);
