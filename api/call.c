@@ -414,6 +414,14 @@ static void scheduled(struct choice *ch)
     ch->call->scheduled = true;
 }
 
+static void on_scheduled(struct choice *ch, const struct msg_scheduled *m)
+{
+    struct call *call = ch->call;
+    scheduled(ch);
+    if (ch->index % call->r->n == 0)
+        call->n_cached += m->n_cached; /* siblings find the prompt that the first computed */
+}
+
 static void observe_token(struct calls *c, struct choice *ch)
 {
     uint64_t now = calls_now(c);
@@ -514,8 +522,6 @@ static void on_done(struct calls *c, struct choice *ch, const struct msg_done *m
     choice_move(ch, CHOICE_DONE);
     if (natural && m->n_output == 0) /* a prompt that was only scored */
         c->prompt_tokens += m->n_prompt;
-    if (ch->index % call->r->n == 0)
-        call->n_cached += m->n_cached; /* siblings find the prompt that the first computed */
     if (call->x != NULL && ch->finish.kind == FINISH_NONE) {
         struct finish f = {.kind = FINISH_LENGTH, .stop_id = TOKEN_NONE};
         if (m->reason == DONE_STOP) {
@@ -553,7 +559,7 @@ void calls_event(struct api *a, const struct msg_head *m)
     else if (m->kind == MSG_DONE)
         on_done(c, ch, (const struct msg_done *)m);
     else
-        scheduled(ch);
+        on_scheduled(ch, (const struct msg_scheduled *)m);
 }
 
 static void tell(struct choice *ch)

@@ -62,6 +62,7 @@ struct msg_quit {
 struct msg_scheduled {
     struct msg_head head;
     uint64_t id;
+    uint32_t n_cached, pad; /* n_cached: prompt tokens found in the prefix cache */
 };
 
 /* A sampled token. sample_top top[n_top] follows. */

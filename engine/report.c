@@ -31,6 +31,8 @@ void report_scheduled(struct report *r, const struct sequence *q)
     if (m == NULL)
         return;
     m->id = q->id;
+    m->n_cached = q->n_cached;
+    m->pad = 0;
     end(r);
 }
 

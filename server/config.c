@@ -12,7 +12,7 @@
 
 #include "kernels/log.h"
 
-enum { FILE_MAX = 1 << 20 };
+enum { FILE_MAX = 1 << 20, TEXT_CHUNK = 16 << 10, TEXT_MAX = 4 << 20 };
 
 /* `text` for option i, from `source`; `where` names it for the message ("--port", "PORT", ...). */
 static status assign(struct config *cfg, int i, enum config_source source, const char *text,
@@ -331,6 +331,26 @@ static status load_generation(struct config *cfg)
     return OK;
 }
 
+/* As users know it: the file's name without folder and ending. The mock has a name of its own. */
+static void name_model(struct config *cfg)
+{
+    const char *path = cfg->engine.model, *slash;
+    cfg->api.served_names = cfg->served_names.v;
+    cfg->api.n_names = cfg->served_names.n;
+    if (cfg->served_names.n > 0 || path == NULL || strcmp(cfg->device, "mock") == 0)
+        return;
+    slash = strrchr(path, '/');
+    path = slash != NULL ? slash + 1 : path;
+    size_t len = strlen(path);
+    if (len > 5 && strcmp(path + len - 5, ".gguf") == 0)
+        len -= 5;
+    cfg->default_name = arena_strdup(&cfg->memory, path, len);
+    if (cfg->default_name == NULL || len == 0)
+        return;
+    cfg->api.served_names = &cfg->default_name;
+    cfg->api.n_names = 1;
+}
+
 static status finish(struct config *cfg)
 {
     TRY(load_keys(cfg));
@@ -343,8 +363,7 @@ static status finish(struct config *cfg)
     cfg->engine.seed = cfg->seed;
     cfg->api.keys = cfg->api_keys.v;
     cfg->api.n_keys = cfg->api_keys.n;
-    cfg->api.served_names = cfg->served_names.v;
-    cfg->api.n_names = cfg->served_names.n;
+    name_model(cfg);
     cfg->api.reject_overflow = strcmp(cfg->overflow, "reject") == 0;
     cfg->api.disable_metrics = strcmp(cfg->metrics_listen, "off") == 0;
     cfg->api.queue_timeout_s = (uint32_t)((cfg->queue_timeout_us + 999999) / 1000000);
@@ -361,7 +380,7 @@ static status finish(struct config *cfg)
 status config_load(struct config *cfg, int argc, char **argv, config_env env)
 {
     memset(cfg, 0, sizeof *cfg);
-    arena_init(&cfg->memory, 16 * 1024, 4 * FILE_MAX);
+    arena_init(&cfg->memory, TEXT_CHUNK, TEXT_MAX);
     const char *path = find_config_file(argc, argv);
     TRY(set_defaults(cfg));
     if (path != NULL)

@@ -22,6 +22,7 @@ struct config {
     const char *config_file, *host, *api_key_file, *log_level, *metrics_listen;
     const char *overflow, *generation_config, *generation_override, *device, *cpu_isa;
     struct option_list served_names, api_keys, origins, hosts;
+    const char *default_name; /* of the model, if none is configured: its file's */
     uint32_t port, ready_fd, block_rows;
     uint64_t drain_us, queue_timeout_us, seed;
     bool insecure_no_auth;

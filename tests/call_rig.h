@@ -253,10 +253,15 @@ static inline void rig_prompt(struct rig *g, const struct rig_event *e)
     calls_event(&g->a, &buf.m.head);
 }
 
+static inline void rig_scheduled_with(struct rig *g, uint64_t id, uint32_t n_cached)
+{
+    struct msg_scheduled m = {.head = {MSG_SCHEDULED, sizeof m}, .id = id, .n_cached = n_cached};
+    calls_event(&g->a, &m.head);
+}
+
 static inline void rig_scheduled(struct rig *g, uint64_t id)
 {
-    struct msg_scheduled m = {.head = {MSG_SCHEDULED, sizeof m}, .id = id};
-    calls_event(&g->a, &m.head);
+    rig_scheduled_with(g, id, 0);
 }
 
 static inline void rig_done(struct rig *g, uint64_t id, enum done_reason reason, uint32_t stop,

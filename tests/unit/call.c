@@ -120,6 +120,27 @@ static void a_stop_string_ends_it_at_once(void)
     rig_fini(&g);
 }
 
+static void what_the_cache_held_is_told_however_an_answer_ends(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    g.a.cfg.prompt_tokens_details = true;
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION,
+              "{\"prompt\":[\"123456789\",\"abcd\"],\"n\":2,\"stop\":[\"END\"],"
+              "\"max_tokens\":9}");
+    for (uint32_t i = 0; i < 4; i++) {
+        rig_scheduled_with(&g, g.ids[i], i < 2 ? 8 : 4);
+        rig_say(&g, g.ids[i], "END", 0);
+    }
+    calls_flush(&g.a);
+    ok(strstr(rig_page(&x), "\"prompt_tokens_details\":{\"cached_tokens\":12}") != NULL,
+       "by a stop string too, and once per prompt");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
 static void stop_ids_are_told_but_end_tokens_are_not(void)
 {
     struct rig g;
@@ -482,6 +503,7 @@ int main(void)
     a_chat_stream_is_byte_for_byte_what_clients_expect();
     the_last_text_carries_the_reason();
     a_stop_string_ends_it_at_once();
+    what_the_cache_held_is_told_however_an_answer_ends();
     stop_ids_are_told_but_end_tokens_are_not();
     choices_are_numbered_prompt_by_prompt();
     echo_with_logprobs_begins_with_the_prompt();

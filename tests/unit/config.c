@@ -119,6 +119,10 @@ static void flags_have_many_spellings(void)
     ok(c.api.n_names == 4 && strcmp(c.api.served_names[3], "d") == 0, "  grow");
     ok(c.api.n_keys == 3 && strcmp(c.api.keys[2], "k3") == 0, "  with each flag");
     config_fini(&c);
+    loads("a path", LOAD(&c, "/models/some.model-Q4.gguf") == OK);
+    ok(c.api.n_names == 1 && strcmp(c.api.served_names[0], "some.model-Q4") == 0,
+       "  names the model after its file");
+    config_fini(&c);
     loads("vLLM flags without meaning here",
           LOAD(&c, "--enforce-eager", "--gpu-memory-utilization", "0.9", "--tensor_parallel_size=1",
                "--no-enable-chunked-prefill", "--trust-remote-code", "x.gguf") == OK);
