@@ -52,13 +52,13 @@ static uint32_t rank_of(const struct bpe *b, uint32_t left, uint32_t right)
 static status add_merge(struct bpe *b, const struct tokens *v, uint32_t rank, struct text_view text,
                         char *bytes)
 {
-    const char *space = memchr(text.p, ' ', text.len);
-    size_t left_len = space == NULL ? text.len : (size_t)(space - text.p);
-    if (left_len == 0 || left_len + 1 >= text.len ||
-        memchr(space + 1, ' ', text.len - left_len - 1) != NULL)
+    const char *space = text.len == 0 ? NULL : memchr(text.p, ' ', text.len);
+    size_t left_len = space == NULL ? 0 : (size_t)(space - text.p);
+    size_t right_len = space == NULL ? 0 : text.len - left_len - 1;
+    if (left_len == 0 || right_len == 0 || memchr(space + 1, ' ', right_len) != NULL)
         return err(ERR_FORMAT, "merge %u is not two tokens with a space between them", rank);
     size_t n_left = tokens_unmap((struct text_view){text.p, left_len}, bytes);
-    struct text_view rest = {space + 1, text.len - left_len - 1};
+    struct text_view rest = {space + 1, right_len};
     size_t n_right = tokens_unmap(rest, bytes + n_left);
     uint32_t left = tokens_find(v, (struct text_view){bytes, n_left});
     uint32_t right = tokens_find(v, (struct text_view){bytes + n_left, n_right});
@@ -119,7 +119,7 @@ void bpe_scratch_init(struct bpe_scratch *s)
 {
     s->cache = mem_alloc(BPE_CACHE_SLOTS * sizeof *s->cache);
     s->symbols = mem_alloc(KEEP_MAX * sizeof *s->symbols);
-    s->heap = mem_alloc(2 * KEEP_MAX * sizeof *s->heap);
+    s->heap = mem_alloc((size_t)2 * KEEP_MAX * sizeof *s->heap);
 }
 
 void bpe_scratch_fini(struct bpe_scratch *s)

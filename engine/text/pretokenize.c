@@ -88,7 +88,8 @@ static const char *space_run(const char *p, const char *end, bool cut_numeric)
 /* 's|'t|'re|'ve|'m|'ll|'d at p, where an apostrophe is: bytes, or 0. */
 static size_t contraction(const char *p, const char *end)
 {
-    if (end - p >= 2 && memchr("stmd", p[1], 4) != NULL)
+    static const char single[] = {'s', 't', 'm', 'd'};
+    if (end - p >= 2 && memchr(single, p[1], sizeof single) != NULL)
         return 2;
     if (end - p < 3)
         return 0;
@@ -100,8 +101,11 @@ static size_t contraction_any_case(const char *p, const char *end)
 {
     char lower[3] = {'\''};
     size_t n = (size_t)(end - p) < 3 ? (size_t)(end - p) : 3;
-    for (size_t i = 1; i < n; i++)
-        lower[i] = p[i] >= 'A' && p[i] <= 'Z' ? (char)(p[i] | 0x20) : p[i];
+    for (size_t i = 1; i < n; i++) {
+        lower[i] = p[i];
+        if (p[i] >= 'A' && p[i] <= 'Z')
+            lower[i] = (char)(p[i] | 0x20);
+    }
     if (n == 3 && !memcmp(p + 1, "\xc5\xbf", 2))
         return 3;
     return contraction(lower, lower + n);

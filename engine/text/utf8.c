@@ -9,8 +9,9 @@
 
 static size_t put_replacement(char *out)
 {
-    memcpy(out, "\xef\xbf\xbd", 3);
-    return 3;
+    static const char replacement[] = {'\xef', '\xbf', '\xbd'}; /* U+FFFD */
+    memcpy(out, replacement, sizeof replacement);
+    return sizeof replacement;
 }
 
 /* Can `next` follow what is held? */
