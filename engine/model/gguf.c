@@ -332,7 +332,7 @@ static status place_tensors(struct cursor *c, size_t align)
         if (offset > data_bytes || t->bytes > data_bytes - offset)
             return gguf_refuse(g, t->info,
                                "tensor %.*s: its %zu bytes at data offset %zu do not fit the "
-                               "%zu bytes of data",
+                               "%zu bytes of data: the file is not whole",
                                (int)t->name.len, t->name.p, t->bytes, offset, data_bytes);
         t->data = g->base + start + offset;
         offset = (offset + t->bytes + align - 1) & ~(align - 1); /* read_info checked the sum */
