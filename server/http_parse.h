@@ -15,9 +15,7 @@
 #include "api/exchange.h" /* text_view */
 #include "kernels/base.h"
 
-#if LLHTTP_VERSION_MAJOR < 9
-#error "llhttp 9 or newer is needed: older ones allow request smuggling"
-#endif
+_Static_assert(LLHTTP_VERSION_MAJOR >= 9, "older ones allow request smuggling");
 
 enum {
     HTTP_HEAD_MAX = 16 * 1024, /* request line and headers, with their line ends */

@@ -95,7 +95,7 @@ bool http_text_clean_id(struct text_view id)
 
 void http_text_make_id(char out[HTTP_ID_BYTES], const uint8_t r[16])
 {
-    for (int i = 0; i < 16; i++) {
+    for (size_t i = 0; i < 16; i++) {
         out[2 * i] = "0123456789abcdef"[r[i] >> 4];
         out[2 * i + 1] = "0123456789abcdef"[r[i] & 15];
     }

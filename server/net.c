@@ -3,14 +3,17 @@
  * it does a uv_write follow, with a request that lives in the link: no allocation either way. */
 #include "server/net.h"
 
-#include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "kernels/log.h"
+
+enum { SECOND_US = 1000000, LISTEN_BACKLOG = 1024 };
 
 struct link {
     uv_tcp_t tcp;
@@ -283,7 +286,7 @@ static void shed_idle(struct net *n)
         conn_lost(&oldest_idle->conn);
     /* A second's patience: a burst of honest connections also starts without a head. */
     if (n_head > n->cfg.max_connections / 4 &&
-        n->env.now_us - oldest_head->conn.since_us > 1000 * 1000)
+        n->env.now_us - oldest_head->conn.since_us > SECOND_US)
         conn_lost(&oldest_head->conn);
 }
 
@@ -331,13 +334,32 @@ static void link_list(struct net *n, struct link *l)
     n->links = l;
 }
 
+static void on_handle_closed(uv_handle_t *h)
+{
+    mem_free(h);
+}
+
+static void listener_rest(struct net *n, uv_tcp_t *tcp, int rc)
+{
+    for (uint32_t i = 0; i < n->n_listeners; i++)
+        if (n->listeners[i].tcp == tcp && n->listeners[i].spare_fd >= 0) {
+            n->listeners[i].tcp = NULL;
+            uv_close((uv_handle_t *)tcp, on_handle_closed);
+            if (n->complained_us == 0 ||
+                n->env.now_us - n->complained_us > 10 * (uint64_t)SECOND_US) {
+                n->complained_us = n->env.now_us;
+                log_line(LOG_WARN, "accept: %s; trying again every tick", uv_strerror(rc));
+            }
+        }
+}
+
 static void on_connection(uv_stream_t *listener, int rc)
 {
     struct net *n = listener->data;
     clock_now(n);
-    if (rc < 0) {
-        /* libuv has spent its spare descriptor on closing what it could not accept. */
+    if (rc < 0) { /* libuv's own remedy, closing what it cannot serve, has not helped */
         n->refused++;
+        listener_rest(n, (uv_tcp_t *)listener, rc);
         return;
     }
     struct link *l = mem_alloc(sizeof *l);
@@ -354,6 +376,7 @@ static void on_connection(uv_stream_t *listener, int rc)
     int len = sizeof l->peer, bytes = 64 * 1024;
     uv_tcp_getpeername(&l->tcp, (struct sockaddr *)&l->peer, &len);
     uv_tcp_nodelay(&l->tcp, 1);
+    uv_tcp_keepalive(&l->tcp, 1, 60); /* a client that lost its network sends no FIN */
     /* Small, so that back-pressure is felt here and not after megabytes in the kernel. */
     uv_send_buffer_size((uv_handle_t *)&l->tcp, &bytes);
     n->accepted++;
@@ -387,17 +410,40 @@ static status explain_bind(const struct net_config *cfg, int rc)
     return err(ERR_IO, "cannot listen on %s port %u: %s", cfg->host, cfg->port, uv_strerror(rc));
 }
 
+static uv_tcp_t *listener_handle(struct net *n)
+{
+    uv_tcp_t *t = mem_alloc(sizeof *t);
+    CHECK(uv_tcp_init(n->loop, t) == 0);
+    t->data = n;
+    return t;
+}
+
+static void listener_wake(struct net *n, struct listener *ln)
+{
+    int again = fcntl(ln->spare_fd, F_DUPFD_CLOEXEC, 3);
+    if (again < 0)
+        return; /* the next tick tries again */
+    ln->tcp = listener_handle(n);
+    int fd = ln->spare_fd;
+    ln->spare_fd = again;
+    CHECK(uv_tcp_open(ln->tcp, fd) == 0);
+    int rc = uv_listen((uv_stream_t *)ln->tcp, LISTEN_BACKLOG, on_connection);
+    if (rc != 0)
+        listener_rest(n, ln->tcp, rc);
+}
+
 static status listen_on(struct net *n, const struct sockaddr *addr)
 {
-    uv_tcp_t *t = &n->listeners[n->n_listeners];
-    int rc = uv_tcp_init(n->loop, t);
-    if (rc != 0)
-        return explain_bind(&n->cfg, rc);
-    n->n_listeners++;
-    t->data = n;
+    struct listener *ln = &n->listeners[n->n_listeners++];
+    uv_tcp_t *t = ln->tcp = listener_handle(n);
+    uv_os_fd_t fd;
+    int rc;
+    ln->spare_fd = -1;
     if ((rc = uv_tcp_bind(t, addr, 0)) != 0 ||
-        (rc = uv_listen((uv_stream_t *)t, 1024, on_connection)) != 0)
+        (rc = uv_listen((uv_stream_t *)t, LISTEN_BACKLOG, on_connection)) != 0 ||
+        (rc = uv_fileno((uv_handle_t *)t, &fd)) != 0)
         return explain_bind(&n->cfg, rc);
+    ln->spare_fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     struct sockaddr_storage got;
     int len = sizeof got;
     uv_tcp_getsockname(t, (struct sockaddr *)&got, &len);
@@ -468,6 +514,9 @@ static void link_tick(struct link *l)
 
 void net_tick(struct net *n)
 {
+    for (uint32_t i = 0; i < n->n_listeners; i++)
+        if (n->listeners[i].tcp == NULL && n->listeners[i].spare_fd >= 0)
+            listener_wake(n, &n->listeners[i]);
     for (struct link *l = n->links, *next; l != NULL; l = next) {
         next = l->next;
         link_tick(l);
@@ -508,8 +557,12 @@ void net_drain(struct net *n)
 
 void net_close(struct net *n)
 {
-    for (uint32_t i = 0; i < n->n_listeners; i++)
-        uv_close((uv_handle_t *)&n->listeners[i], NULL);
+    for (uint32_t i = 0; i < n->n_listeners; i++) {
+        if (n->listeners[i].tcp != NULL)
+            uv_close((uv_handle_t *)n->listeners[i].tcp, on_handle_closed);
+        if (n->listeners[i].spare_fd >= 0)
+            close(n->listeners[i].spare_fd);
+    }
     n->n_listeners = 0;
     for (struct link *l = n->links, *next; l != NULL; l = next) {
         next = l->next;

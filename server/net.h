@@ -18,18 +18,27 @@ struct net_config {
     bool cap_loopback; /* max_per_address counts for loopback peers too */
 };
 
+/* An error of accept that stays (a full file table, no memory) would keep libuv inside its accept
+ * loop for ever. So the handle is closed then and made again by the next tick, over a duplicate of
+ * its descriptor: the socket and its backlog live on. */
+struct listener {
+    uv_tcp_t *tcp; /* NULL: resting until the next tick */
+    int spare_fd;
+};
+
 struct net {
     struct conn_env env;
     struct net_config cfg;
     uv_loop_t *loop;
-    uv_tcp_t listeners[NET_LISTENERS_MAX];
-    uint32_t n_listeners, n_listeners_open;
+    struct listener listeners[NET_LISTENERS_MAX];
+    uint32_t n_listeners;
     uint16_t port;      /* the one bound */
     uv_prepare_t flush; /* before each sleep: what was gathered leaves */
     struct link *links; /* all, newest first */
     struct link *dirty; /* want attention before the loop sleeps */
     uint32_t n_links, n_turned_away;
     uint64_t accepted, refused, bytes_in, bytes_out;
+    uint64_t complained_us; /* when a failing accept was last logged */
     char read_buf[64 * 1024]; /* shared: libuv reads and we parse before it reads again */
 };
 

@@ -10,7 +10,7 @@
 
 static char plain(char c)
 {
-    return c == '_' ? '-' : c;
+    return (char)(c == '_' ? '-' : c);
 }
 
 bool options_same_name(const char *a, size_t a_len, const char *b)

@@ -352,6 +352,10 @@ const struct option options_table[] = {
      COUNT(engine.mock.fail_step, 0, UINT32_MAX),
      .preset = "0",
      .help = "This step fails as a broken device would. 0: none."},
+    {.name = "mock-trace",
+     .group = "mock",
+     TEXT(engine.mock.trace),
+     .help = "File for the time at which each step ended, for latency measurements."},
 };
 const uint32_t options_count = ARRAY_LEN(options_table);
 

@@ -23,8 +23,10 @@
 
 enum {
     TICK_MS = 100,
+    TICK_US = 100000,
+    SECOND_US = 1000000,
     LAG_WINDOW_TICKS = 100,    /* the worst lag of 10 to 20 s is reported: scrapes are rare */
-    GOODBYE_US = 1000 * 1000,  /* for the last error events to leave */
+    GOODBYE_US = 1000000,      /* for the last error events to leave */
     DESCRIPTORS_RESERVED = 64, /* logs, epoll, model, listeners, connections turned away */
 };
 
@@ -139,7 +141,7 @@ static void on_mail(uv_async_t *h)
 
 static void measure_lag(struct server *s, uint64_t now)
 {
-    uint64_t due = s->last_tick_us + TICK_MS * 1000;
+    uint64_t due = s->last_tick_us + TICK_US;
     if (s->last_tick_us != 0 && now > due && now - due > s->lag_us)
         s->lag_us = now - due;
     s->last_tick_us = now;
@@ -172,7 +174,7 @@ static void drain_tick(struct server *s, uint64_t now)
             log_line(LOG_WARN, "drain timeout: %u requests are cut off", active);
         api_abort_all(s->api, "shutting_down", "The server is shutting down");
         s->leave_by_us = now + GOODBYE_US;
-    } else if (now - s->said_us >= 1000 * 1000) {
+    } else if (now - s->said_us >= SECOND_US) {
         log_line(LOG_INFO, "draining: %u running", active);
         s->said_us = now;
     }

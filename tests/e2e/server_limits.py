@@ -2,8 +2,10 @@
 back-pressure, disconnects, HTTP/1.0, Host and Origin."""
 import concurrent.futures
 import re
+import shutil
 import socket
 import struct
+import subprocess
 import time
 
 from _server import Answers, Server, done, equal, eventually, ok, read_all, request
@@ -360,6 +362,34 @@ def descriptors():
     server.stop()
 
 
+def failing_accept():
+    if shutil.which("strace") is None:
+        ok(True, "a failing accept # SKIP no strace")
+        return
+    server = Server()
+    trace = subprocess.Popen(["strace", "-f", "-qq", "-e", "trace=accept4,accept", "-e", "inject=accept4,accept:error=ENFILE",
+                              "-o", "/dev/null", "-p", str(server.process.pid)], stderr=subprocess.PIPE)
+    time.sleep(0.5)
+    if trace.poll() is not None:
+        ok(True, "a failing accept # SKIP strace may not attach")
+        server.stop()
+        return
+    waiting = [server.connect() for _ in range(3)]
+    cpu = server.cpu_s()
+    time.sleep(1)
+    ok(server.cpu_s() - cpu < 0.2, "an accept that keeps failing does not spin", server.cpu_s() - cpu)
+    trace.terminate()
+    trace.wait()
+    start = time.monotonic()
+    for s in waiting:
+        s.sendall(request("GET", "/v1/models", "Connection: close\r\n"))
+        ok(Answers(*read_all(s)).statuses == [200], "those who waited meanwhile are served afterwards")
+        s.close()
+    ok(time.monotonic() - start < 1, "within a second", time.monotonic() - start)
+    equal(server.log.count("accept: "), 1, "and the log says it once")
+    server.stop()
+
+
 def main():
     server = Server("--header-timeout", "0.5", "--body-timeout", "1.2", "--idle-timeout", "0.7",
                     "--stall-timeout", "1", "--max-requests-per-connection", "20")
@@ -379,6 +409,7 @@ def main():
     ids(plain)
     caps()
     descriptors()
+    failing_accept()
     dripping.result()
     for s in server, plain:
         equal(s.calls()["active"], 0, "nothing is left behind")
