@@ -12,6 +12,7 @@
 #include "kernels/backend.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -27,6 +28,7 @@ struct mock {
     uint64_t step_began_us; /* clock at the first operation since the last sync; 0: none */
     uint32_t probe;         /* moves the canary that attend looks up */
     status error;           /* sticks until sync */
+    FILE *trace;            /* NULL: none */
 };
 
 static struct mock *mock_of(struct backend *be)
@@ -43,7 +45,10 @@ static void mock_touch(struct backend *be)
 
 static void mock_close(struct backend *be)
 {
-    mem_free(mock_of(be));
+    struct mock *m = mock_of(be);
+    if (m->trace != NULL)
+        fclose(m->trace);
+    mem_free(m);
 }
 
 static const char *mock_describe(struct backend *be)
@@ -94,6 +99,10 @@ static status mock_sync(struct backend *be)
         mock_sleep_until(m->step_began_us + m->o.step_us);
     m->step_began_us = 0;
     m->n_steps++;
+    if (m->trace != NULL) {
+        uint64_t now = clock_us();
+        fwrite(&now, sizeof now, 1, m->trace);
+    }
     if (m->n_steps == m->o.fail_step)
         return err(ERR_DEVICE, "mock: step %u fails, as asked", m->n_steps);
     return st;
@@ -294,6 +303,13 @@ status mock_backend_open(struct backend **out, const struct mock_options *o)
     struct mock *m = mem_alloc(sizeof *m);
     m->base.ops = &mock_ops;
     m->o = *o;
+    if (o->trace != NULL && (m->trace = fopen(o->trace, "we")) == NULL) {
+        status st = err(ERR_IO, "%s: %s", o->trace, strerror(errno));
+        mem_free(m);
+        return st;
+    }
+    if (m->trace != NULL)
+        setvbuf(m->trace, NULL, _IONBF, 0); /* read while the daemon runs */
     *out = &m->base;
     return OK;
 }
