@@ -200,6 +200,31 @@ static status ignore_flag(const char *name, size_t len, int ignored, bool has_va
     return OK;
 }
 
+/* Switches stand alone or say =true, =false; their --no- twins stand alone. */
+static status take_switch(struct config *cfg, int i, bool negated, const char *value,
+                          const char *shown)
+{
+    if (negated && value != NULL)
+        return err(ERR_ARG, "%s takes no value", shown);
+    if (value == NULL)
+        value = negated ? "false" : "true";
+    return assign(cfg, i, CONFIG_ARG, value, shown);
+}
+
+/* --help, --help=GROUP, --print-config: not options, but wishes. */
+static bool take_wish(struct config *cfg, const char *name, size_t len, const char *value)
+{
+    if (options_same_name(name, len, "help") || options_same_name(name, len, "h")) {
+        cfg->action = CONFIG_HELP;
+        cfg->help_group = value;
+        return true;
+    }
+    if (!options_same_name(name, len, "print-config"))
+        return false;
+    cfg->action = CONFIG_PRINT;
+    return true;
+}
+
 static status take_flag(struct config *cfg, struct args *a)
 {
     const char *arg = a->v[a->at++], *name = arg + strspn(arg, "-");
@@ -209,33 +234,20 @@ static status take_flag(struct config *cfg, struct args *a)
     snprintf(shown, sizeof shown, "%.*s", (int)(dashes + len), arg);
     if (dashes > 2 || len == 0)
         return unknown_flag(arg);
-    if (options_same_name(name, len, "help") ||
-        (dashes == 1 && options_same_name(name, len, "h"))) {
-        cfg->action = CONFIG_HELP;
-        cfg->help_group = value;
+    if (take_wish(cfg, name, len, value))
         return OK;
-    }
-    if (options_same_name(name, len, "print-config")) {
-        cfg->action = CONFIG_PRINT;
-        return OK;
-    }
-    int i = options_find(name, len), ignored;
-    bool negated = i < 0 && len > 3 && options_same_name(name, 3, "no-");
-    if ((ignored = options_find_ignored(name, len)) >= 0)
-        return ignore_flag(name, len, ignored, value != NULL, a);
-    if (negated && (ignored = options_find_ignored(name + 3, len - 3)) >= 0)
-        return ignore_flag(name, len, ignored, true, a);
-    if (negated)
+    int i = options_find(name, len), ignored = options_find_ignored(name, len);
+    bool negated = i < 0 && ignored < 0 && len > 3 && options_same_name(name, 3, "no-");
+    if (negated) {
         i = options_find(name + 3, len - 3);
+        ignored = options_find_ignored(name + 3, len - 3);
+    }
+    if (ignored >= 0)
+        return ignore_flag(name, len, ignored, negated || value != NULL, a);
     if (i < 0 || (negated && options_table[i].type != OPTION_FLAG))
         return unknown_flag(arg);
     if (options_table[i].type == OPTION_FLAG)
-        return negated && value != NULL ? err(ERR_ARG, "%s takes no value", shown)
-                                        : assign(cfg, i, CONFIG_ARG,
-                                                 value != NULL ? value
-                                                 : negated     ? "false"
-                                                               : "true",
-                                                 shown);
+        return take_switch(cfg, i, negated, value, shown);
     if (value != NULL)
         return assign(cfg, i, CONFIG_ARG, value, shown);
     if (a->at >= a->n || is_flag(a->v[a->at]))
