@@ -75,8 +75,10 @@ INLINE void prefetch_keys(const struct part_state *s, uint32_t pos, const uint32
 {
     if (rows >= 16)
         __builtin_prefetch(s->next[pos / rows] + ((size_t)i * rows + pos % rows) * 4);
-    else /* two dimension pairs of a page share a line */
+    else if (rows < VW) /* two pages, and two dimension pairs of a page share a line */
         __builtin_prefetch(s->next[pos / rows + (i & 1)] + (size_t)i / 2 * 64);
+    else if (i % 2 == 0)
+        __builtin_prefetch(s->next[pos / rows] + (size_t)i * 32);
 }
 
 /* Scores of nq heads against TILE positions from `at` of the group on; one row. */
