@@ -38,7 +38,7 @@ struct net {
     struct link *dirty; /* want attention before the loop sleeps */
     uint32_t n_links, n_turned_away;
     uint64_t accepted, refused, bytes_in, bytes_out;
-    uint64_t complained_us; /* when a failing accept was last logged */
+    uint64_t complained_us;   /* when a failing accept was last logged */
     char read_buf[64 * 1024]; /* shared: libuv reads and we parse before it reads again */
 };
 
