@@ -115,7 +115,7 @@ static void decode_q4_k(const uint8_t *b, float *y)
         int sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
         int mn = j < 4 ? s[j + 4] & 63 : (s[j + 4] >> 4) | (s[j] >> 6) << 4;
         float scale = d * (float)sc, min = dmin * (float)mn;
-        const uint8_t *q = qs + 32 * (j / 2);
+        const uint8_t *q = qs + 32 * (size_t)(j / 2);
         for (int l = 0; l < 32; l++)
             y[32 * j + l] = scale * (float)(j & 1 ? q[l] >> 4 : q[l] & 15) - min;
     }
@@ -125,14 +125,15 @@ static void decode_q4_k(const uint8_t *b, float *y)
 static void decode_q6_k(const uint8_t *b, float *y)
 {
     float d = read_f16(b + 208);
-    for (int h = 0; h < 2; h++, y += 128) {
+    for (size_t h = 0; h < 2; h++, y += 128) {
         const uint8_t *ql = b + 64 * h, *qh = b + 128 + 32 * h;
         const int8_t *sc = (const int8_t *)(b + 192 + 8 * h);
-        for (int part = 0; part < 4; part++) {
-            for (int l = 0; l < 32; l++) {
+        for (size_t part = 0; part < 4; part++) {
+            for (size_t l = 0; l < 32; l++) {
                 uint8_t low = ql[l + 32 * (part & 1)];
                 int q = (part < 2 ? low & 15 : low >> 4) | (qh[l] >> 2 * part & 3) << 4;
-                float scale = d * (float)sc[2 * part + l / 16];
+                size_t at = 2 * part + l / 16;
+                float scale = d * (float)sc[at];
                 y[32 * part + l] = scale * (float)(q - 32);
             }
         }

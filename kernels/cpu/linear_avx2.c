@@ -28,7 +28,7 @@ INLINE __m256i bytes_at(const void *p)
 INLINE void load_tile(bool nibbles, const uint8_t *values, uint8_t *w)
 {
     const __m256i low = _mm256_set1_epi8(15), sign = _mm256_set1_epi8(-128);
-    for (int i = 0; i < (nibbles ? 256 : 512); i += 32) {
+    for (ptrdiff_t i = 0; i < (nibbles ? 256 : 512); i += 32) {
         __m256i v = bytes_at(values + i);
         if (nibbles) {
             __m256i high = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
@@ -45,7 +45,7 @@ INLINE __m256i plane_dot(bool nibbles, const uint8_t *w, const int8_t *q, int g0
 {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sum = _mm256_setzero_si256();
-    for (int g = g0; g < g1; g++) {
+    for (ptrdiff_t g = g0; g < g1; g++) {
         int32_t four;
         memcpy(&four, q + 4 * g, sizeof four);
         __m256i x = _mm256_set1_epi32(four), v = bytes_at(w + 64 * g);
@@ -73,7 +73,7 @@ INLINE void add_tile(enum tile_form form, const uint8_t *scales, const uint8_t *
 {
     const bool nibbles = form == TILE_Q4 || form == TILE_Q4_WIDE;
     const bool wide = form == TILE_Q4_WIDE || form == TILE_Q8_HALF;
-    const int lane = half * LANES;
+    const ptrdiff_t lane = (ptrdiff_t)half * LANES;
     __m256 acc = _mm256_loadu_ps(y + lane), m = _mm256_setzero_ps();
     __m256 d = wide ? _mm256_loadu_ps((const float *)(const void *)scales + lane)
                     : halves_at(scales + 2 * lane);
@@ -106,7 +106,7 @@ INLINE void dot_int(enum tile_form form, int value_bytes, int scale_bytes, const
     memset(y, 0, sizeof(out_tile));
     for (uint32_t b = 0; b < n_blocks; b++, scales += scale_step, values += value_step) {
         load_tile(value_bytes == 256, values, w);
-        for (uint32_t t = 0; t < a->n; t++, q += 2 * TILE_COLS, sc++) {
+        for (uint32_t t = 0; t < a->n; t++, q += 64, sc++) {
             add_tile(form, scales, w, 0, q, sc, y[t]);
             add_tile(form, scales, w, 1, q, sc, y[t]);
         }
@@ -127,13 +127,13 @@ INLINE __m256 float_weights(enum tile_form form, const uint8_t *p)
 INLINE void dot_float(enum tile_form form, const uint8_t *group, uint32_t n_blocks,
                       const struct act_block *a, out_tile y)
 {
-    const int bytes = form == TILE_F32 ? 4 : 2, step = TILE_ROWS * bytes;
+    const ptrdiff_t bytes = form == TILE_F32 ? 4 : 2, step = TILE_ROWS * bytes;
     for (uint32_t t = 0; t < a->n; t++) {
         __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
         const uint8_t *w = group;
         for (uint32_t b = 0; b < n_blocks; b++) {
             const float *x = a->x + ((size_t)b * a->n + t) * TILE_COLS;
-            for (int k = 0; k < TILE_COLS; k += 2, w += 2 * step) {
+            for (ptrdiff_t k = 0; k < TILE_COLS; k += 2, w += 2 * step) {
                 __m256 even = _mm256_set1_ps(x[k]), odd = _mm256_set1_ps(x[k + 1]);
                 s0 = _mm256_fmadd_ps(float_weights(form, w), even, s0);
                 s1 = _mm256_fmadd_ps(float_weights(form, w + LANES * bytes), even, s1);
@@ -185,7 +185,7 @@ INLINE float reduce_add(__m256 v)
 static void norm(const float *x, const float *gain, float eps, uint32_t n, float *y)
 {
     __m256 sum[4];
-    for (int i = 0; i < 4; i++)
+    for (ptrdiff_t i = 0; i < 4; i++)
         sum[i] = _mm256_setzero_ps();
     for (uint32_t i = 0; i < n; i += LANES) {
         __m256 v = _mm256_maskload_ps(x + i, lanes_below(i, n));
@@ -206,7 +206,7 @@ static void norm(const float *x, const float *gain, float eps, uint32_t n, float
 INLINE int32_t put_planes(const float *x, __m256 inverse, int8_t *q)
 {
     __m256i hi[2], lo[2], sum = _mm256_setzero_si256();
-    for (int i = 0; i < 2; i++) {
+    for (ptrdiff_t i = 0; i < 2; i++) {
         __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + LANES * i), inverse));
         hi[i] = _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(64)), 7);
         lo[i] = _mm256_sub_epi32(v, _mm256_slli_epi32(hi[i], 7));
@@ -226,7 +226,7 @@ INLINE int32_t put_planes(const float *x, __m256 inverse, int8_t *q)
 INLINE int32_t max_magnitude(const float *x)
 {
     __m256i max = _mm256_setzero_si256();
-    for (int i = 0; i < TILE_COLS; i += LANES)
+    for (ptrdiff_t i = 0; i < TILE_COLS; i += LANES)
         max =
             _mm256_max_epi32(max, _mm256_and_si256(bytes_at(x + i), _mm256_set1_epi32(0x7fffffff)));
     __m128i m = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256(max, 1));

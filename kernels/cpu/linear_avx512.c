@@ -1,11 +1,12 @@
 /* AVX-512 VNNI kernels. One function per tile form and token count, made from one inlined body, so
- * that accumulators and the unpacked tile stay in registers: 12 sums + 8 weight + 6 integer sums +
- * scale and offset of 32.
+ * that accumulators and the unpacked tile stay in registers: 12 sums, 8 of weights, 2 x 6 integer
+ * sums; scales come from memory where 32 registers end.
  *
- * What one call does: 16 output rows times n tokens, over all inputs. Bound for n > 4 by the two
- * vector ports: 16 vpdpbusd + shift + convert + multiply + 2 fma = 21 per tile and token, 10.5
- * cycles, plus 16 per tile for unpacking; for n = 1 by memory. Broadcast operands come with the
- * loads and are free. Assumes 64-byte aligned groups. */
+ * What one call does: 16 output rows times n tokens, over all inputs. Bound for n >= 4 by the two
+ * vector ports: 16 vpdpbusd + shift + add + convert + multiply + 2 fma = 22 per tile and token, 11
+ * cycles, plus 16 per tile for unpacking (measured: 11.2 to 12.5, and 10.2 to 10.7 for the 8-bit head); for
+ * n = 1 by memory. Broadcast operands come with the loads and are free. Assumes 64-byte aligned
+ * groups. */
 #include "kernels/cpu/linear.h"
 
 #include <immintrin.h>
@@ -14,10 +15,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-enum {
-    CHAIN = 6, /* tokens whose integer sums grow together: 5 cycles of latency on 2 ports */
-    SHORT = 6, /* up to here, two sums a token */
-};
+enum { CHAIN = 6 }; /* tokens whose integer sums grow together; more would spill registers */
 
 INLINE __m512i bytes_at(const void *p)
 {
@@ -34,7 +32,7 @@ INLINE void load_tile(enum tile_form form, const uint8_t *values, __m512i w[8])
 {
     if (form == TILE_Q4 || form == TILE_Q4_WIDE) {
         const __m512i nibble = _mm512_set1_epi8(15);
-        UNROLL for (int g = 0; g < 4; g++)
+        UNROLL for (ptrdiff_t g = 0; g < 4; g++)
         {
             __m512i v = bytes_at(values + 64 * g);
             w[g] = _mm512_and_si512(v, nibble);
@@ -42,12 +40,12 @@ INLINE void load_tile(enum tile_form form, const uint8_t *values, __m512i w[8])
         }
         return;
     }
-    UNROLL for (int g = 0; g < 8; g++) w[g] = bytes_at(values + 64 * g);
+    UNROLL for (ptrdiff_t g = 0; g < 8; g++) w[g] = bytes_at(values + 64 * g);
 }
 
 /* sum + 16 rows times inputs 4 g .. 4 g + 3 of a plane. As assembly, because the compiler loads the
  * broadcast apart, and twice the instructions fill the scheduler before the ports. */
-INLINE __m512i dot4(__m512i sum, __m512i w, const int8_t *q, int g)
+INLINE __m512i dot4(__m512i sum, __m512i w, const int8_t *q, ptrdiff_t g)
 {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0"
             : "+v"(sum)
@@ -55,23 +53,21 @@ INLINE __m512i dot4(__m512i sum, __m512i w, const int8_t *q, int g)
     return sum;
 }
 
-/* Integer sums of `n` tokens over registers g0 .. g1: hi plane, times 128, lo plane. Few tokens do not
- * hide the latency of a chain: their planes grow apart, and are joined. Integers: the same bits. */
-INLINE void add_planes(const __m512i w[8], const int8_t *q, int n, int g0, int g1, __m512i *sum)
+/* Integer sums of `n` tokens over registers g0 .. g1: 128 times the hi plane, plus the lo plane. The
+ * planes grow apart and are joined at the end: 2 n chains instead of n hide the latency of 5 cycles,
+ * which is worth the extra addition (measured for 12 tokens: 11.5 cycles a tile and token, not 14). */
+INLINE void add_planes(const __m512i w[8], const int8_t *q, ptrdiff_t n, ptrdiff_t g0, ptrdiff_t g1,
+                       __m512i *sum)
 {
     __m512i lo[CHAIN];
-    const bool apart = n <= SHORT;
-    UNROLL for (int t = 0; t < n && apart; t++) lo[t] = _mm512_setzero_si512();
-    UNROLL for (int g = g0; g < g1; g++) UNROLL for (int t = 0; t < n; t++)
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) lo[t] = _mm512_setzero_si512();
+    UNROLL for (ptrdiff_t g = g0; g < g1; g++) UNROLL for (ptrdiff_t t = 0; t < n; t++)
     {
         sum[t] = dot4(sum[t], w[g], q + 64 * t, g);
-        if (apart)
-            lo[t] = dot4(lo[t], w[g], q + 64 * t, 8 + g);
+        lo[t] = dot4(lo[t], w[g], q + 64 * t, 8 + g);
     }
-    UNROLL for (int t = 0; t < n; t++) sum[t] = _mm512_slli_epi32(sum[t], 7);
-    UNROLL for (int t = 0; t < n && apart; t++) sum[t] = _mm512_add_epi32(sum[t], lo[t]);
-    UNROLL for (int g = g0; g < g1 && !apart; g++) UNROLL for (int t = 0; t < n; t++) sum[t] =
-        dot4(sum[t], w[g], q + 64 * t, 8 + g);
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) sum[t] =
+        _mm512_add_epi32(_mm512_slli_epi32(sum[t], 7), lo[t]);
 }
 
 INLINE __m512 scaled(__m512i sum, const struct act_scale *sc, __m512 d, __m512 acc)
@@ -87,22 +83,22 @@ INLINE void add_tile(enum tile_form form, const __m512i w[8], __m512 d, __m512 m
     __m512i sum[CHAIN];
     bool offset = form != TILE_Q4 && form != TILE_Q4_WIDE;
     if (form == TILE_Q8_HALF) { /* m: the scales of the second half */
-        UNROLL for (int t = 0; t < n; t++) sum[t] = _mm512_set1_epi32(sc[t].neg_sum_half);
+        UNROLL for (ptrdiff_t t = 0; t < n; t++) sum[t] = _mm512_set1_epi32(sc[t].neg_sum_half);
         add_planes(w, q, n, 0, 4, sum);
-        UNROLL for (int t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], d, acc[t]);
-        UNROLL for (int t = 0; t < n; t++) sum[t] =
+        UNROLL for (ptrdiff_t t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], d, acc[t]);
+        UNROLL for (ptrdiff_t t = 0; t < n; t++) sum[t] =
             _mm512_set1_epi32(sc[t].neg_sum - sc[t].neg_sum_half);
         add_planes(w, q, n, 4, 8, sum);
-        UNROLL for (int t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], m, acc[t]);
+        UNROLL for (ptrdiff_t t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], m, acc[t]);
         return;
     }
-    UNROLL for (int t = 0; t < n; t++) sum[t] =
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) sum[t] =
         offset ? _mm512_set1_epi32(sc[t].neg_sum) : _mm512_setzero_si512();
     add_planes(w, q, n, 0, 8, sum);
     if (form != TILE_Q8)
-        UNROLL for (int t = 0; t < n; t++) acc[t] =
+        UNROLL for (ptrdiff_t t = 0; t < n; t++) acc[t] =
             _mm512_fmadd_ps(m, _mm512_set1_ps(sc[t].sum), acc[t]);
-    UNROLL for (int t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], d, acc[t]);
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) acc[t] = scaled(sum[t], &sc[t], d, acc[t]);
 }
 
 INLINE void load_scales(enum tile_form form, const uint8_t *scales, __m512 *d, __m512 *m)
@@ -126,27 +122,27 @@ INLINE void dot_int(enum tile_form form, int value_bytes, int scale_bytes, int n
     const int8_t *q = a->q;
     const struct act_scale *sc = a->sc;
     __m512 acc[TOKENS_MAX];
-    UNROLL for (int t = 0; t < n; t++) acc[t] = _mm512_setzero_ps();
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) acc[t] = _mm512_setzero_ps();
     for (uint32_t b = 0; b < n_blocks; b++) {
         __m512i w[8];
         __m512 d, m;
         if (next != NULL) {
-            UNROLL for (int line = 0; line < value_step; line += 64)
+            UNROLL for (ptrdiff_t line = 0; line < value_step; line += 64)
                 _mm_prefetch(next + line, _MM_HINT_T0);
             next += value_step;
         }
         load_tile(form, values, w);
         load_scales(form, scales, &d, &m);
-        const int first = n <= CHAIN ? n : n / 2;
-        add_tile(form, w, d, m, q, sc, first, acc);
+        const ptrdiff_t first = n <= CHAIN ? n : n / 2;
+        add_tile(form, w, d, m, q, sc, (int)first, acc);
         if (n > CHAIN)
-            add_tile(form, w, d, m, q + 64 * first, sc + first, n - first, acc + first);
+            add_tile(form, w, d, m, q + 64 * first, sc + first, n - (int)first, acc + first);
         scales += scale_step;
         values += value_step;
-        q += 64 * n;
+        q += 64 * (ptrdiff_t)n;
         sc += n;
     }
-    UNROLL for (int t = 0; t < n; t++) _mm512_store_ps(y[t], acc[t]);
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) _mm512_store_ps(y[t], acc[t]);
 }
 
 INLINE __m512 float_weights(enum tile_form form, const uint8_t *p)
@@ -163,21 +159,21 @@ INLINE __m512 float_weights(enum tile_form form, const uint8_t *p)
 INLINE void dot_float(enum tile_form form, int value_bytes, int n, const uint8_t *group,
                       uint32_t n_blocks, const struct act_block *a, out_tile y)
 {
-    const int step = value_bytes / TILE_COLS;
+    const ptrdiff_t step = value_bytes / TILE_COLS;
     const float *x = a->x;
     __m512 even[TOKENS_MAX], odd[TOKENS_MAX];
-    UNROLL for (int t = 0; t < n; t++) even[t] = odd[t] = _mm512_setzero_ps();
-    for (uint32_t b = 0; b < n_blocks; b++, x += TILE_COLS * n) {
-        for (int k = 0; k < TILE_COLS; k += 2, group += 2 * step) {
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) even[t] = odd[t] = _mm512_setzero_ps();
+    for (uint32_t b = 0; b < n_blocks; b++, x += (ptrdiff_t)TILE_COLS * n) {
+        for (ptrdiff_t k = 0; k < TILE_COLS; k += 2, group += 2 * step) {
             __m512 w0 = float_weights(form, group), w1 = float_weights(form, group + step);
-            UNROLL for (int t = 0; t < n; t++)
+            UNROLL for (ptrdiff_t t = 0; t < n; t++)
             {
                 even[t] = _mm512_fmadd_ps(w0, _mm512_set1_ps(x[t * TILE_COLS + k]), even[t]);
                 odd[t] = _mm512_fmadd_ps(w1, _mm512_set1_ps(x[t * TILE_COLS + k + 1]), odd[t]);
             }
         }
     }
-    UNROLL for (int t = 0; t < n; t++) _mm512_store_ps(y[t], _mm512_add_ps(even[t], odd[t]));
+    UNROLL for (ptrdiff_t t = 0; t < n; t++) _mm512_store_ps(y[t], _mm512_add_ps(even[t], odd[t]));
 }
 
 #define ONE_INT(form, n)                                                                   \
@@ -227,7 +223,7 @@ INLINE __mmask16 first_lanes(uint32_t n)
 static void norm(const float *x, const float *gain, float eps, uint32_t n, float *y)
 {
     __m512 sum[4];
-    for (int i = 0; i < 4; i++)
+    for (ptrdiff_t i = 0; i < 4; i++)
         sum[i] = _mm512_setzero_ps();
     for (uint32_t i = 0; i < n; i += 16) {
         __m512 v = _mm512_maskz_loadu_ps(first_lanes(n - i), x + i);
@@ -262,7 +258,7 @@ INLINE __m128 max_of_4(__m512 x[4][2])
 {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i m[4];
-    UNROLL for (int i = 0; i < 4; i++) m[i] =
+    UNROLL for (ptrdiff_t i = 0; i < 4; i++) m[i] =
         _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x[i][0]), magnitude),
                          _mm512_and_si512(_mm512_castps_si512(x[i][1]), magnitude));
     __m512i a =
@@ -307,10 +303,10 @@ static void quantize(const float *x, uint32_t n_blocks, uint32_t step, int8_t *q
                      struct act_scale *sc)
 {
     for (uint32_t b = 0; b < n_blocks;
-         b += 4, x += 4 * TILE_COLS, q += 256 * (size_t)step, sc += 4 * (size_t)step) {
+         b += 4, x += (size_t)4 * TILE_COLS, q += 256 * (size_t)step, sc += 4 * (size_t)step) {
         int count = n_blocks - b < 4 ? (int)(n_blocks - b) : 4;
         __m512 v[4][2];
-        UNROLL for (int i = 0; i < 4; i++)
+        UNROLL for (ptrdiff_t i = 0; i < 4; i++)
         {
             v[i][0] = i < count ? _mm512_loadu_ps(x + i * TILE_COLS) : _mm512_setzero_ps();
             v[i][1] = i < count ? _mm512_loadu_ps(x + i * TILE_COLS + 16) : _mm512_setzero_ps();
@@ -323,8 +319,8 @@ static void quantize(const float *x, uint32_t n_blocks, uint32_t step, int8_t *q
         _mm_storeu_ps(inverse, _mm_maskz_div_ps(scales, top, max));
         int8_t unused[64] __attribute__((aligned(64)));
         __m512i pairs[4];
-        UNROLL for (int i = 0; i < 4; i++) pairs[i] =
-            put_planes(v[i], inverse[i], i < count ? q + 64 * (size_t)step * (size_t)i : unused);
+        UNROLL for (ptrdiff_t i = 0; i < 4; i++) pairs[i] =
+            put_planes(v[i], inverse[i], i < count ? q + 64 * (ptrdiff_t)step * i : unused);
         __m128i first, second, zero = _mm_setzero_si128();
         sums_of_4(pairs, &first, &second);
         __m128i sum = _mm_add_epi32(first, second);
@@ -332,8 +328,8 @@ static void quantize(const float *x, uint32_t n_blocks, uint32_t step, int8_t *q
                          _mm_castsi128_ps(_mm_sub_epi32(zero, sum)),
                          _mm_castsi128_ps(_mm_sub_epi32(zero, first))};
         _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
-        UNROLL for (int i = 0; i < 4; i++) if (i < count)
-            _mm_storeu_ps(&sc[(size_t)step * (size_t)i].d, row[i]);
+        UNROLL for (ptrdiff_t i = 0; i < 4; i++) if (i < count)
+            _mm_storeu_ps(&sc[(ptrdiff_t)step * i].d, row[i]);
     }
 }
 

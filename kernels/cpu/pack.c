@@ -51,7 +51,7 @@ static void read_q5(const uint8_t *src, bool has_min, struct block32 *b)
 /* Sub-block j (of 8) of a Q4_K block. */
 static void read_q4_k(const uint8_t *src, uint32_t j, struct block32 *b)
 {
-    const uint8_t *s = src + 4, *qs = src + 16 + 32 * (j / 2);
+    const uint8_t *s = src + 4, *qs = src + 16 + 32 * (size_t)(j / 2);
     int sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
     int mn = j < 4 ? s[j + 4] & 63 : (s[j + 4] >> 4) | (s[j] >> 6) << 4;
     b->d[0] = read_f16(src) * (float)sc;
@@ -63,7 +63,7 @@ static void read_q4_k(const uint8_t *src, uint32_t j, struct block32 *b)
 /* Numbers 32 j .. 32 j + 31 of a Q6_K block. */
 static void read_q6_k(const uint8_t *src, uint32_t j, struct block32 *b)
 {
-    uint32_t half = j / 4, part = j % 4;
+    size_t half = j / 4, part = j % 4;
     const uint8_t *ql = src + 64 * half + 32 * (part & 1), *qh = src + 128 + 32 * half;
     const int8_t *sc = (const int8_t *)(src + 192 + 8 * half + 2 * part);
     float d = read_f16(src + 208);
