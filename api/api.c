@@ -101,8 +101,11 @@ static void count(struct api *a, const struct exchange *x, int http_status)
                                           [HTTP_M_OTHER] = "OTHER"};
     const struct route *rt = small_find(exchange_path(x));
     double seconds = (double)(clock_us() - exchange_arrival_us(x)) * 1e-6;
-    metrics_http(a->metrics, rt ? rt->path : "none", methods[exchange_method(x)], http_status,
-                 seconds);
+    access_note(a, x,
+                &(struct access){.method = methods[exchange_method(x)],
+                                 .handler = rt ? rt->path : "none",
+                                 .http_status = http_status,
+                                 .seconds = seconds});
 }
 
 void api_refuse(struct api *a, struct exchange *x, const struct api_error *e, bool close)

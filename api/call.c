@@ -144,8 +144,14 @@ static double seconds_since(struct calls *c, uint64_t then_us)
 static void call_answered(struct call *call, int http_status)
 {
     struct calls *c = call->all;
-    metrics_http(c->api->metrics, handler_of(call), "POST", http_status,
-                 seconds_since(c, call->arrival_us));
+    struct access l = {.method = "POST",
+                       .handler = handler_of(call),
+                       .http_status = http_status,
+                       .seconds = seconds_since(c, call->arrival_us),
+                       .prompt_tokens = call->n_prompt_tokens};
+    for (uint32_t i = 0; i < call->n_choices; i++)
+        l.output_tokens += call->choices[i].n_tokens;
+    access_note(c->api, call->x, &l);
     call->x = NULL;
     c->n_active--;
     call_settle(call);
@@ -327,8 +333,11 @@ void call_start(struct api *a, struct exchange *x, struct request *r)
     if (call == NULL) {
         bool chat = r->kind == REQUEST_CHAT;
         metrics_rejected(a->metrics, e.code);
-        metrics_http(a->metrics, chat ? "/v1/chat/completions" : "/v1/completions", "POST",
-                     e.status, seconds_since(c, exchange_arrival_us(x)));
+        access_note(a, x,
+                    &(struct access){.method = "POST",
+                                     .handler = chat ? "/v1/chat/completions" : "/v1/completions",
+                                     .http_status = e.status,
+                                     .seconds = seconds_since(c, exchange_arrival_us(x))});
         request_free(r);
         exchange_set_user(x, NULL);
         error_reply(x, &e, false);

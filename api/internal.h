@@ -27,6 +27,8 @@ struct api {
     uint64_t start_unix_s;    /* "created" of the model cards */
     bool draining, engine_dead;
     char engine_error[256];
+    uint64_t access_second; /* api/access.c: of access_lines */
+    uint32_t access_lines, access_dropped;
 };
 
 /* api/call.c: from a parsed request to the last byte of its answer. */
@@ -42,6 +44,19 @@ void calls_tick(struct api *a, uint64_t now_us); /* queue timeouts, pings, delay
 uint32_t calls_active(const struct calls *c);    /* calls not yet answered to the last byte */
 uint32_t calls_queued(const struct calls *c);    /* sequences submitted and not yet scheduled */
 void calls_abort_all(struct api *a, const char *code, const char *message);
+
+/* api/access.c: an answer has been decided; counts it and writes its line in the log:
+ * `POST /v1/completions 200 12.3 ms, 5 prompt tokens, 16 output tokens, id ...`. Probes and scrapes
+ * are counted but not logged, and beyond ACCESS_LINES_PER_S lines are only counted: a flood of
+ * refusals must not fill a disk. */
+enum { ACCESS_LINES_PER_S = 200 };
+struct access {
+    const char *method, *handler; /* handler: a path of the route table, or "none" */
+    int http_status;
+    double seconds;
+    uint64_t prompt_tokens, output_tokens; /* both 0: nothing was generated */
+};
+void access_note(struct api *a, const struct exchange *x, const struct access *l);
 
 /* api/auth.c */
 status auth_create(struct auth **out, const char *const *keys, uint32_t n);
