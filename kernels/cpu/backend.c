@@ -126,7 +126,7 @@ static enum isa best_isa(void)
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+        __builtin_cpu_supports("avx512vnni"))
         return ISA_AVX512;
     if (avx2)
         return ISA_AVX2;
