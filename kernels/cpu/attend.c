@@ -209,7 +209,7 @@ static void write_out(const struct attend_call *c, const struct task *k,
     for (uint32_t r = 0; r < k->n_rows; r++)
         for (uint32_t h = 0; h < c->group; h++) {
             size_t q = (size_t)r * c->group + h, row = a->seqs[k->seq].first_row + k->row + r;
-            float *out = (float *)a->out + (row * a->heads + k->head * c->group + h) * dim;
+            float *out = (float *)a->out + (row * a->heads + (size_t)k->head * c->group + h) * dim;
             c->b->attend->finish(total->o + q * c->o_stride, total->l[q], out, dim);
         }
 }

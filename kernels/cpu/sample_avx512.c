@@ -21,8 +21,8 @@ static float block_max(const float *x, uint32_t n, __mmask16 *nan)
     uint32_t i = 0;
     for (; i + 4 * VW <= n; i += 4 * VW) {
         __m512 v[4];
-        for (int k = 0; k < 4; k++) {
-            v[k] = _mm512_loadu_ps(x + i + k * VW);
+        for (uint32_t k = 0; k < 4; k++) {
+            v[k] = _mm512_loadu_ps(x + i + (size_t)k * VW);
             a[k] = _mm512_max_ps(a[k], v[k]);
         }
         *nan |= _mm512_cmp_ps_mask(v[0], v[1], _CMP_UNORD_Q);

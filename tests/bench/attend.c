@@ -34,7 +34,7 @@ static void fill(struct bench *b, uint32_t context)
 
 static void setup(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_rows, uint32_t len)
 {
-    size_t width = (HEADS + 2 * KV_HEADS) * DIM;
+    size_t width = (size_t)(HEADS + 2 * KV_HEADS) * DIM, all_rows = (size_t)n_seqs * n_rows;
     uint32_t per_seq = (len + rows - 1) / rows, n = per_seq * n_seqs;
     b->geo = (struct kv_geometry){rows, LAYERS, KV_HEADS, DIM, (size_t)rows * DIM * 4, 0};
     b->geo.block_bytes = b->geo.page_bytes * LAYERS * KV_HEADS;
@@ -42,15 +42,15 @@ static void setup(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_ro
     b->n_rows = n_rows;
     b->arena = aligned_alloc(1 << 21, (n * b->geo.block_bytes + (1 << 21)) >> 21 << 21);
     b->blocks = mem_alloc(n * sizeof *b->blocks);
-    b->qkv = mem_alloc(n_seqs * n_rows * width * sizeof(float));
-    b->out = mem_alloc(n_seqs * n_rows * HEADS * DIM * sizeof(float));
+    b->qkv = mem_alloc(all_rows * width * sizeof(float));
+    b->out = mem_alloc(all_rows * HEADS * DIM * sizeof(float));
     b->rope = mem_alloc((size_t)len * DIM * sizeof(float));
     for (uint32_t i = 0; i < n; i++)
         b->blocks[i] = i / per_seq + i % per_seq * n_seqs; /* sequences are interleaved */
     for (uint32_t i = 0; i < n_seqs; i++)
         b->seqs[i] =
             (struct batch_seq){i * n_rows, n_rows, len - n_rows, b->blocks + (size_t)i * per_seq};
-    for (size_t i = 0; i < n_seqs * n_rows * width; i++)
+    for (size_t i = 0; i < all_rows * width; i++)
         b->qkv[i] = (float)(i * 2654435761u >> 8 & 0xffff) / 65536 - 0.5f;
     fill(b, per_seq * rows);
 }

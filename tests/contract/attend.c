@@ -198,7 +198,7 @@ static struct reference make_reference(struct shape s, uint32_t stream, uint32_t
     size_t kv = (size_t)s.kv_heads * s.dim;
     r.k = mem_alloc(len * kv * sizeof(double));
     r.v = mem_alloc(len * kv * sizeof(double));
-    float *row = mem_alloc((s.heads * s.dim + 2 * kv) * sizeof *row);
+    float *row = mem_alloc(((size_t)s.heads * s.dim + 2 * kv) * sizeof *row);
     for (uint32_t p = 0; p < len; p++) {
         make_row(row, &s, stream, p);
         float *k = row + (size_t)s.heads * s.dim;

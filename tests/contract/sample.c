@@ -340,7 +340,7 @@ static void logprobs_and_ranks_are_of_raw_logits(struct cpu_backend *b, const ch
         qsort(e, VOCAB, sizeof *e, by_logit);
         struct sample_row r = row_of(PLAIN);
         r.n_top = (int32_t)(c % 3) * 10;
-        r.target = c & 1 ? SAMPLE_DRAW : e[c * 7].id;
+        r.target = c & 1 ? SAMPLE_DRAW : e[(size_t)c * 7].id;
         r.bias_ids = &biased;
         r.bias = &bias;
         r.n_bias = 1;
@@ -366,11 +366,11 @@ static void logprobs_and_ranks_are_of_raw_logits(struct cpu_backend *b, const ch
 static void bad_rows_are_alone(struct cpu_backend *b, const char *isa)
 {
     enum { VOCAB = 1003, ROWS = 6 };
-    float *x = mem_alloc(ROWS * VOCAB * sizeof *x);
+    float *x = mem_alloc((size_t)ROWS * VOCAB * sizeof *x);
     struct sample_row r[ROWS], clean = row_of(PLAIN);
     uint32_t banned[VOCAB];
     for (uint32_t i = 0; i < ROWS; i++) {
-        make_logits(x + i * VOCAB, VOCAB, 4, 2);
+        make_logits(x + (size_t)i * VOCAB, VOCAB, 4, 2);
         r[i] = row_of(PLAIN);
         r[i].logits_row = i;
     }
