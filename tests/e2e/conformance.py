@@ -512,7 +512,7 @@ def health_of_a_hung_engine(server):
 
 
 def main():
-    hung = mock("--mock-step-us", "20000000")
+    hung = mock("--mock-step-us", "20000000", wait=False)
     hanging = POOL.submit(health_of_a_hung_engine, hung)
     letters = ("--mock-first-token", "97", "--mock-n-tokens", "26")
     ends = ("--mock-eos-every", "4", "--mock-eos-token", "258")
