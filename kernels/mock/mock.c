@@ -1,8 +1,9 @@
 /* The mock backend: tokens without arithmetic, for tests of protocol, scheduling, load and faults.
  *
- * Memory and copies are real, numbers are not. `append` writes one canary per page row (the position
- * itself) and `attend` looks two of them up, so a wrong block table fails the step here as it
- * would spoil the answer on a real backend. Sampled tokens cycle through a range by output
+ * Memory and copies are real, numbers are not. `append` writes one canary per row and KV head (the
+ * position itself), in one layer of each block so that load tests measure the server and not page
+ * faults, and `attend` looks two of them up: a wrong block table fails the step here as it would
+ * spoil the answer on a real backend. Sampled tokens cycle through a range by output
  * position and choice: what a client must receive can be written down beforehand.
  *
  * The made-up distribution of a position: the i-th best token has probability 2^-(i+1). The best is
@@ -149,18 +150,29 @@ static size_t canary_offset(const struct kv_geometry *g, uint32_t layer, uint32_
            (size_t)row * g->head_dim * 2;
 }
 
+/* Blocks of a sequence take turns, so every layer of the arena is used. */
+static bool has_canary(const struct kv_geometry *g, uint32_t layer, uint32_t pos)
+{
+    return pos / g->block_rows % g->layers == layer;
+}
+
+static void append_row(const struct append_args *a, block_id b, uint32_t pos)
+{
+    const struct kv_geometry *g = a->geo;
+    if (!has_canary(g, a->layer, pos))
+        return;
+    for (uint32_t head = 0; head < g->kv_heads; head++)
+        memcpy((char *)a->arena + canary_offset(g, a->layer, head, b, pos % g->block_rows), &pos,
+               sizeof pos);
+}
+
 static void mock_append(struct backend *be, const struct append_args *a)
 {
     mock_touch(be);
-    const struct kv_geometry *g = a->geo;
     for (uint32_t s = 0; s < a->n_seqs; s++) {
         const struct batch_seq *q = &a->seqs[s];
         for (uint32_t pos = q->first_pos; pos < q->first_pos + q->n_rows; pos++)
-            for (uint32_t head = 0; head < g->kv_heads; head++)
-                memcpy((char *)a->arena + canary_offset(g, a->layer, head,
-                                                        q->blocks[pos / g->block_rows],
-                                                        pos % g->block_rows),
-                       &pos, sizeof pos);
+            append_row(a, q->blocks[pos / a->geo->block_rows], pos);
     }
 }
 
@@ -168,13 +180,15 @@ static void check_canary(struct mock *m, const struct attend_args *a, const stru
                          uint32_t pos)
 {
     const struct kv_geometry *g = a->geo;
+    block_id b = q->blocks[pos / g->block_rows];
+    if (!has_canary(g, a->layer, pos))
+        return;
     uint32_t head = pos % g->kv_heads, found;
-    size_t at =
-        canary_offset(g, a->layer, head, q->blocks[pos / g->block_rows], pos % g->block_rows);
+    size_t at = canary_offset(g, a->layer, head, b, pos % g->block_rows);
     memcpy(&found, (const char *)a->arena + at, sizeof found);
     if (found != pos && m->error == OK)
         m->error = err(ERR_DEVICE, "mock: layer %u, block %u holds position %u where %u belongs",
-                       a->layer, q->blocks[pos / g->block_rows], found, pos);
+                       a->layer, b, found, pos);
 }
 
 static void mock_attend(struct backend *be, const struct attend_args *a)

@@ -109,6 +109,10 @@ static bool receive(struct stream *s, char *buf)
         die("a stream broke");
     if (n_arrivals < MAX_ARRIVALS)
         arrivals[n_arrivals++] = clock_us();
+    if (s->bytes == 0 && memcmp(buf, "HTTP/1.1 200", 12) != 0) {
+        fprintf(stderr, "http: refused: %.*s\n", (int)n, buf);
+        exit(1);
+    }
     s->bytes += (uint64_t)n;
     s->events += count(buf, (size_t)n, "data: {");
     keep_tail(s, buf, (size_t)n);

@@ -108,8 +108,8 @@ static void a_wrong_block_table_fails_the_step(void)
     void *arena = be->ops->alloc(be, 8 * g.block_bytes);
     block_id blocks[3] = {5, 1, 3}, wrong[3] = {5, 1, 2};
     struct batch_seq s = {.n_rows = 20, .blocks = blocks};
-    struct append_args ap = {.geo = &g, .arena = arena, .layer = 1, .seqs = &s, .n_seqs = 1};
-    struct attend_args at = {.geo = &g, .arena = arena, .layer = 1, .seqs = &s, .n_seqs = 1};
+    struct append_args ap = {.geo = &g, .arena = arena, .layer = 0, .seqs = &s, .n_seqs = 1};
+    struct attend_args at = {.geo = &g, .arena = arena, .layer = 0, .seqs = &s, .n_seqs = 1};
     be->ops->append(be, &ap);
     for (int i = 0; i < 50; i++)
         be->ops->attend(be, &at);
