@@ -1,6 +1,12 @@
-/* Log lines and progress on stderr. A line is built on the stack and leaves in one write(2). */
+/* Log lines and progress on stderr. A line is built on the stack; the ring takes it whole or not at
+ * all.
+ *
+ * The one lock of the daemon is here: any thread may log, so the ring has no single owner. It is held
+ * for a copy of a line, never for a write. */
 #include "kernels/log.h"
 
+#include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,9 +16,139 @@
 
 static _Atomic int least_level = LOG_INFO;
 
+static struct log_ring {
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    pthread_t thread;
+    char *data;          /* [LOG_RING_BYTES]; NULL: not started */
+    uint64_t head, tail; /* bytes ever put in, ever written */
+    uint64_t dropped;    /* lines, since the last that said so */
+    bool quit;
+} ring = {.lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER};
+
 void log_set_level(enum log_level least)
 {
     atomic_store(&least_level, (int)least);
+}
+
+/* Nobody is left to tell if stderr is gone. */
+static void write_all(const char *p, size_t n)
+{
+    while (n > 0) {
+        ssize_t k = write(STDERR_FILENO, p, n);
+        if (k < 0 && errno != EINTR)
+            return;
+        p += k < 0 ? 0 : k;
+        n -= k < 0 ? 0 : (size_t)k;
+    }
+}
+
+static size_t put_time(char *line, size_t room, enum log_level level)
+{
+    struct timespec t;
+    struct tm tm;
+    clock_gettime(CLOCK_REALTIME, &t);
+    localtime_r(&t.tv_sec, &tm);
+    size_t n = strftime(line, room, "%Y-%m-%d %H:%M:%S", &tm);
+    return n + (size_t)snprintf(line + n, room - n, ".%03d %c ", (int)(t.tv_nsec / 1000000),
+                                "DIWE"[level]);
+}
+
+/* Under the lock. false: it does not fit. */
+static bool ring_put(const char *line, size_t n)
+{
+    if (n > LOG_RING_BYTES - (ring.head - ring.tail))
+        return false;
+    size_t at = ring.head % LOG_RING_BYTES, first = LOG_RING_BYTES - at;
+    if (first > n)
+        first = n;
+    memcpy(ring.data + at, line, first);
+    memcpy(ring.data, line + first, n - first);
+    ring.head += n;
+    return true;
+}
+
+/* Under the lock: says how much is missing, as soon as that fits. */
+static void ring_confess(void)
+{
+    char line[160];
+    if (ring.dropped == 0)
+        return;
+    size_t n = put_time(line, sizeof line, LOG_WARN);
+    n += (size_t)snprintf(line + n, sizeof line - n,
+                          "%llu log lines dropped: stderr was not read fast enough\n",
+                          (unsigned long long)ring.dropped);
+    if (ring_put(line, n))
+        ring.dropped = 0;
+}
+
+static void emit(const char *line, size_t n)
+{
+    pthread_mutex_lock(&ring.lock);
+    bool started = ring.data != NULL;
+    if (started) {
+        ring_confess();
+        ring.dropped += !ring_put(line, n);
+        pthread_cond_signal(&ring.more);
+    }
+    pthread_mutex_unlock(&ring.lock);
+    if (!started)
+        write_all(line, n);
+}
+
+static void *ring_thread(void *arg)
+{
+    (void)arg;
+    pthread_setname_np(pthread_self(), "spind-log");
+    pthread_mutex_lock(&ring.lock);
+    while (!ring.quit || ring.head != ring.tail) {
+        if (ring.head == ring.tail) {
+            pthread_cond_wait(&ring.more, &ring.lock);
+            continue;
+        }
+        size_t at = ring.tail % LOG_RING_BYTES, n = ring.head - ring.tail;
+        if (n > LOG_RING_BYTES - at)
+            n = LOG_RING_BYTES - at;
+        pthread_mutex_unlock(&ring.lock);
+        write_all(ring.data + at, n); /* writers only touch what lies beyond */
+        pthread_mutex_lock(&ring.lock);
+        ring.tail += n;
+        ring_confess();
+    }
+    pthread_mutex_unlock(&ring.lock);
+    return NULL;
+}
+
+status log_start(void)
+{
+    CHECK(ring.data == NULL);
+    ring.data = mem_try_alloc(LOG_RING_BYTES);
+    if (ring.data == NULL)
+        return err(ERR_MEMORY, "no memory for the log");
+    int rc = pthread_create(&ring.thread, NULL, ring_thread, NULL);
+    if (rc == 0)
+        return OK;
+    mem_free(ring.data);
+    ring.data = NULL;
+    return err(ERR_MEMORY, "log thread: %s", strerror(rc));
+}
+
+void log_stop(void)
+{
+    struct timespec until;
+    if (ring.data == NULL)
+        return;
+    pthread_mutex_lock(&ring.lock);
+    ring.quit = true;
+    pthread_cond_signal(&ring.more);
+    pthread_mutex_unlock(&ring.lock);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    if (pthread_timedjoin_np(ring.thread, NULL, &until) != 0)
+        return; /* stuck in write; the process is about to end and the ring must stay */
+    mem_free(ring.data);
+    ring.data = NULL;
+    ring.quit = false;
 }
 
 void log_line(enum log_level level, const char *fmt, ...)
@@ -20,13 +156,7 @@ void log_line(enum log_level level, const char *fmt, ...)
     if ((int)level < atomic_load(&least_level))
         return;
     char line[2048];
-    struct timespec t;
-    struct tm tm;
-    clock_gettime(CLOCK_REALTIME, &t);
-    localtime_r(&t.tv_sec, &tm);
-    size_t n = strftime(line, sizeof line, "%Y-%m-%d %H:%M:%S", &tm);
-    n += (size_t)snprintf(line + n, sizeof line - n, ".%03d %c ", (int)(t.tv_nsec / 1000000),
-                          "DIWE"[level]);
+    size_t n = put_time(line, sizeof line, level);
     va_list ap;
     va_start(ap, fmt);
     int m = vsnprintf(line + n, sizeof line - n - 1, fmt, ap);
@@ -34,9 +164,7 @@ void log_line(enum log_level level, const char *fmt, ...)
     if (m > 0)
         n += (size_t)m < sizeof line - n - 1 ? (size_t)m : sizeof line - n - 2;
     line[n++] = '\n';
-    /* Nobody is left to tell if stderr is gone. */
-    ssize_t ignored = write(STDERR_FILENO, line, n);
-    (void)ignored;
+    emit(line, n);
 }
 
 void log_progress_start(struct log_progress *p, const char *what, uint64_t total_bytes)

@@ -1,5 +1,7 @@
-/* Log lines on stderr: `2026-11-21 10:11:12.345 I text`. Any thread may log; a line is one write(2),
- * so lines never mix. Content of requests and keys is never passed here (reliability P14). */
+/* Log lines on stderr: `2026-11-21 10:11:12.345 I text`. Any thread may log and none ever waits for
+ * whoever reads stderr: once log_start was called, lines go through a ring to a thread that writes
+ * them, and what does not fit the ring is dropped and counted. Before that, and after log_stop, a
+ * line is one write(2). Content of requests and keys is never passed here (reliability P14). */
 #ifndef KERNELS_LOG_H
 #define KERNELS_LOG_H
 
@@ -11,7 +13,11 @@ extern "C" {
 
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
+enum { LOG_RING_BYTES = 8 << 20 };
+
 void log_set_level(enum log_level least);
+status log_start(void); /* once, before other threads log */
+void log_stop(void); /* writes what is left, but waits for a stuck reader no longer than a second */
 void log_line(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 /* Progress of long work. On a terminal one line is redrawn; elsewhere a line every 10 %.

@@ -343,7 +343,7 @@ static void close_server(struct server *s)
     CHECK(uv_loop_close(&s->loop) == 0);
 }
 
-static void log_start(const struct server *s)
+static void log_arguments(const struct server *s)
 {
     const struct config *cfg = &s->cfg;
     char text[1536];
@@ -361,7 +361,7 @@ static int run(struct server *s)
     int rc = check_model(&s->cfg);
     if (rc != EXIT_OK)
         return rc;
-    log_start(s);
+    log_arguments(s);
     harden();
     fit_descriptors(&s->cfg);
     if (open_server(s) == OK) {
@@ -405,7 +405,10 @@ int serve_run(int argc, char **argv, const struct outside *out)
         rc = EXIT_CONFIG;
     } else {
         log_set_level(level_of(s->cfg.log_level));
+        if (log_start() != OK) /* lines then go out one by one, and may wait for their reader */
+            log_line(LOG_WARN, "%s", err_text());
         rc = run(s);
+        log_stop();
     }
     config_fini(&s->cfg);
     mem_free(s);
