@@ -3,11 +3,12 @@ numbers matter, on the mock device where the text must be known beforehand. Vect
 are in abort.py, 57 in scrape.py, 56, 62 and 63 in text.py; tenants (60) do not exist yet."""
 import concurrent.futures
 import json
+import os
 import re
 import time
 
 from _server import done, equal, eventually, ok, request
-from _spind import (CHAT, COMPLETION, FILE, JSON, PATIENCE, Reply, ask, chat, complete, cstream, get, hstream, mock, real,
+from _spind import (CHAT, COMPLETION, JSON, MODEL, PATIENCE, Reply, ask, chat, complete, cstream, get, hstream, mock, real,
                     stream, text_of, tokens_of)
 
 POOL = concurrent.futures.ThreadPoolExecutor(16)
@@ -63,7 +64,7 @@ def shapes(server, name):
        and j["model"] == name and j["choices"][0]["finish_reason"] == "length" and j["choices"][0]["stop_reason"] is None
        and j["choices"][0]["logprobs"] is None and j["system_fingerprint"].startswith("b"), "1: with these values", j)
     equal(got.header("Content-Type"), "application/json", "1: typed as JSON")
-    equal(name, FILE[:-len(".gguf")], "the model is named after its file")
+    equal(name, os.path.basename(MODEL)[:-len(".gguf")], "the model is named after its file")
     nulls = dict.fromkeys(["max_tokens", "temperature", "stop", "n", "logprobs", "stream_options", "seed", "top_p", "top_k", "min_p", "logit_bias",
                            "echo", "suffix", "best_of", "stream", "user", "model", "min_tokens", "ignore_eos", "response_format", "cache_salt"])
     j = complete(server, **nulls).json
