@@ -174,7 +174,7 @@ struct backend {
 };
 
 /* isa: "auto", "avx512", "avx2" or "scalar"; n_threads 0: as many as the process may use.
- * The calling thread becomes worker 0 and must be the one that runs the operations. pin: bind
+ * The thread that runs operations is worker 0. pin: bind
  * workers to cores. */
 struct cpu_options {
     const char *isa;

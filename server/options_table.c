@@ -72,8 +72,10 @@ const struct option options_table[] = {
     {.name = "pin-threads",
      .group = "engine",
      FLAG(engine.cpu.pin),
-     .preset = "true",
-     .help = "Bind each compute thread to a core."},
+     .preset = "false",
+     .help = "Bind each compute thread to a core. Good where nothing else runs on them; otherwise "
+             "whoever "
+             "shares a core with one holds up all."},
     {.name = "max-num-seqs",
      .aliases = "np, parallel",
      .group = "engine",

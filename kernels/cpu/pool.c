@@ -52,8 +52,10 @@ struct pool {
     atomic_bool stopping;
     uint32_t n_threads, n_started; /* started: worker threads that exist, without the caller */
     uint32_t n_spins;              /* looks at a word in SPIN_US */
-    cpu_set_t caller_cpus;         /* what the caller's affinity was before pinning */
     bool pinned;
+    bool has_caller; /* caller, caller_cpus: the thread that is worker 0 now */
+    pthread_t caller;
+    cpu_set_t caller_cpus;                         /* its affinity before pinning */
     _Alignas(LINE) atomic_int cpu_of[MAX_THREADS]; /* where each worker last ran; rarely written */
     struct worker workers[MAX_THREADS];
 };
@@ -189,6 +191,24 @@ static void bind_to(pthread_t t, int cpu)
     (void)pthread_setaffinity_np(t, sizeof one, &one); /* refused: it just runs unbound */
 }
 
+/* Worker 0 is whoever runs operations: the thread that loads the model at first, then the engine
+ * thread. A thread that takes over is bound; the one before has ended or does not come back. */
+static void adopt_caller(struct pool *p)
+{
+    pthread_t self = pthread_self();
+    if (!p->pinned || (p->has_caller && pthread_equal(p->caller, self)))
+        return;
+    p->caller = self;
+    p->has_caller = pthread_getaffinity_np(self, sizeof p->caller_cpus, &p->caller_cpus) == 0;
+    bind_to(self, p->workers[0].cpu);
+}
+
+static void release_caller(struct pool *p)
+{
+    if (p->has_caller && pthread_equal(p->caller, pthread_self()))
+        (void)pthread_setaffinity_np(p->caller, sizeof p->caller_cpus, &p->caller_cpus);
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
@@ -238,7 +258,6 @@ status pool_create(struct pool **out, uint32_t n_threads, bool pin)
     memset(p, 0, sizeof *p);
     p->n_threads = n_threads;
     p->n_spins = measure_spins();
-    p->caller_cpus = cpus;
     p->pinned = pin;
     int cpu = -1;
     for (uint32_t i = 0; i < n_threads; i++) {
@@ -252,8 +271,6 @@ status pool_create(struct pool **out, uint32_t n_threads, bool pin)
         pool_destroy(p);
         return ERR_DEVICE;
     }
-    if (pin)
-        bind_to(pthread_self(), p->workers[0].cpu);
     *out = p;
     return OK;
 }
@@ -267,8 +284,7 @@ void pool_destroy(struct pool *p)
     wake_sleepers(&p->start);
     for (uint32_t i = 1; i <= p->n_started; i++)
         pthread_join(p->workers[i].thread, NULL);
-    if (p->pinned)
-        (void)pthread_setaffinity_np(pthread_self(), sizeof p->caller_cpus, &p->caller_cpus);
+    release_caller(p);
     free(p);
 }
 
@@ -279,6 +295,7 @@ uint32_t pool_threads(const struct pool *p)
 
 void pool_run(struct pool *p, void (*fn)(void *arg, uint32_t worker), void *arg)
 {
+    adopt_caller(p);
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
     if (p->n_threads == 1) {
         fn(arg, 0);

@@ -144,7 +144,7 @@ int main(int argc, char **argv)
     }
     struct cpu_options cpu = {.isa = argc > 3 ? argv[3] : "auto",
                               .n_threads = argc > 2 ? (uint32_t)atoi(argv[2]) : 0,
-                              .pin = true};
+                              .pin = false /* as the daemon's default */};
     must(cpu_backend_open(&be, &cpu));
     must(model_load(&model, be, argv[1], MAX_POSITIONS));
     const struct model_shape *s = &model_info(model)->shape;

@@ -55,7 +55,8 @@ static void a_full_ring_refuses_and_recovers(void)
     ok(n == 16, "a ring of 4096 bytes takes 16 messages of 256 bytes");
     ok(mailbox_room(m, TO_ENGINE) == 0, "then it says it has no room");
     ok(take(m) == 1 && send_cancel(m, 99, 256), "one taken makes room for one");
-    ok(mailbox_reserve(m, TO_ENGINE, 1025) == NULL, "a message above a quarter of the ring is refused");
+    ok(mailbox_reserve(m, TO_ENGINE, 1025) == NULL,
+       "a message above a quarter of the ring is refused");
     mailbox_destroy(m);
 }
 
