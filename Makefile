@@ -33,7 +33,7 @@ LDLIBS  := -luv -lcjson -lpthread -ldl -lm
 # Sanitizers bring their own allocator; everything else gets jemalloc and glibc's checked copies.
 ifdef FUZZ
 CC      := $(firstword $(shell command -v clang-14 clang) clang)
-CHECKS  := -Wno-error -Wno-unknown-warning-option -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+CHECKS  := -Wno-error -Wno-unknown-warning-option -Wno-missing-prototypes -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 LDFLAGS += -fsanitize=fuzzer,address,undefined
 else ifdef SAN
 CHECKS  := -fsanitize=$(SAN) -fno-sanitize-recover=all

@@ -110,12 +110,20 @@ def cpu_name():
         return next((l.split(":", 1)[1].strip() for l in f if l.startswith("model name")), "unknown CPU")
 
 
+def machine_cpu_s():
+    """CPU time that anybody used since boot: user, nice, system, irq, softirq."""
+    with open("/proc/stat") as f:
+        n = [int(x) for x in f.readline().split()[1:]]
+    return (n[0] + n[1] + n[2] + n[5] + n[6]) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(sides, rounds):
     rates = {row: {name: [] for name in sides} for row in ROWS}
     idle = {name: 0.0 for name in sides}
     for command in ROWS.values():  # warm both: pages, clocks, thread pools
         for side in sides.values():
             side.ask(command)
+    began, busy, own = time.time(), machine_cpu_s(), sum(s.cpu_s() for s in sides.values())
     for k in range(rounds):
         order = list(sides) if k % 2 == 0 else list(sides)[::-1]
         for row, command in ROWS.items():
@@ -127,7 +135,8 @@ def measure(sides, rounds):
                 idle[other] += sides[other].cpu_s() - before
         print("round %d: " % (k + 1) + ", ".join(
             "%s %.0f/%.0f" % (row, r["spind"][-1], r["llamacpp"][-1]) for row, r in rates.items()), flush=True)
-    return rates, idle
+    others = machine_cpu_s() - busy - (sum(s.cpu_s() for s in sides.values()) - own)
+    return rates, idle, others / ((time.time() - began) * os.cpu_count())
 
 
 def main():
@@ -145,12 +154,12 @@ def main():
              "llamacpp": Side([a.python, os.path.abspath(__file__), "--llama", a.model, str(a.threads)])}
     machine = "%s, %d threads" % (cpu_name(), a.threads)
     print("%s; %s against %s; tokens/s" % (machine, sides["spind"].what, sides["llamacpp"].what))
-    rates, idle = measure(sides, a.rounds)
+    rates, idle, others = measure(sides, a.rounds)
     for side in sides.values():
         side.end()
 
     result = {"machine": machine, "model": os.path.basename(a.model), "rounds": a.rounds,
-              "idle_cpu_s": {n: round(s, 2) for n, s in idle.items()}}
+              "idle_cpu_s": {n: round(s, 2) for n, s in idle.items()}, "others_share": round(others, 3)}
     print("\n%-18s %10s %10s %7s   %s" % ("median of %d" % a.rounds, "spind", "llama.cpp", "ratio", "range of the ratio"))
     for row, r in rates.items():
         ours, theirs = statistics.median(r["spind"]), statistics.median(r["llamacpp"])
@@ -158,6 +167,9 @@ def main():
         print("%-18s %10.1f %10.1f %6.2fx   %.2f .. %.2f" % (row, ours, theirs, ours / theirs, min(ratios), max(ratios)))
         result[row] = {"spind": round(ours, 1), "llamacpp": round(theirs, 1), "ratio": round(ours / theirs, 3)}
     print("CPU time used while the other side worked: " + ", ".join("%s %.2f s" % i for i in idle.items()))
+    if others > 0.05:
+        print("NOT A CLEAN MEASUREMENT: other processes used %.0f %% of the CPUs, which hurts llama.cpp more: "
+              "its threads wait for each other in a loop" % (100 * others))
     with open(a.out, "w") as f:
         json.dump(result, f, indent=1)
         f.write("\n")
