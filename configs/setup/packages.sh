@@ -7,7 +7,7 @@
 declare -A group=(
     [build]='build-essential libuv1-dev libcjson-dev libjemalloc-dev python3 python3-venv'
     [demo]='curl'
-    [test]='perl curl clang-14 libclang-rt-14-dev clang-format-14'
+    [test]='perl curl valgrind strace clang-14 libclang-rt-14-dev clang-format-14'
     [lint]='clang-tidy-14 cppcheck clang-format-14'
 )
 
