@@ -12,7 +12,8 @@ void sched_init(struct sched *s, struct kv *kv, uint32_t max_seqs, uint32_t max_
                         .max_seqs = max_seqs,
                         .max_rows = max_rows,
                         .prefix_caching = prefix_caching,
-                        .n_buckets = 1024};
+                        .n_buckets = 1024,
+                        .blocked_at = SCHED_NOT_BLOCKED};
     s->running = mem_alloc(max_seqs * sizeof *s->running);
     s->plan = mem_alloc(max_seqs * sizeof *s->plan);
     s->buckets = mem_alloc(s->n_buckets * sizeof *s->buckets);
@@ -111,7 +112,7 @@ static void sequence_move(struct sched *s, struct sequence *q, enum sequence_sta
     if (to == SEQUENCE_RUNNING)
         s->running[s->n_running++] = q;
     q->state = to;
-    s->blocked_at = 0; /* whoever was blocked may fit now */
+    s->blocked_at = SCHED_NOT_BLOCKED; /* whoever was blocked may fit now */
 }
 
 void sched_submit(struct sched *s, struct sequence *q)
@@ -144,10 +145,17 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* Blocks this sequence will still take for its tokens and the first stretch of its answer. */
+static bool is_pinned(const struct sequence *q)
+{
+    return q->n_preempted >= SCHED_MAX_PREEMPTIONS;
+}
+
+/* Blocks this sequence will still take for its tokens and the first stretch of its answer; for all of
+ * it if it must not be preempted again. */
 static uint32_t blocks_wanted(const struct sched *s, const struct sequence *q)
 {
-    uint32_t rows = q->n_prompt + min_u32(q->max_tokens, SCHED_FIRST_OUTPUT);
+    uint32_t output = is_pinned(q) ? q->max_tokens : min_u32(q->max_tokens, SCHED_FIRST_OUTPUT);
+    uint32_t rows = q->n_prompt + output;
     if (rows < q->n_tokens)
         rows = q->n_tokens;
     uint32_t blocks = blocks_for(s, rows);
@@ -215,7 +223,8 @@ static void admit_waiting(struct sched *s, uint64_t now_us,
         next = q->next;
         if (waits_for_leader(s, q))
             continue;
-        if (s->blocked_at != 0 && kv_available(s->kv) <= s->blocked_at && s->n_running > 0)
+        if (s->blocked_at != SCHED_NOT_BLOCKED && kv_available(s->kv) <= s->blocked_at &&
+            s->n_running > 0)
             return;
         bool first_time = q->scheduled_us == 0;
         switch (admit(s, q, now_us)) {
@@ -231,12 +240,15 @@ static void admit_waiting(struct sched *s, uint64_t now_us,
 
 /* ---- the plan ---- */
 
-static struct sequence *youngest(const struct sched *s)
+/* The youngest that may be preempted. There is one whenever blocks run short: those that are pinned
+ * were admitted with all they will ever need. */
+static struct sequence *choose_victim(const struct sched *s)
 {
-    struct sequence *q = s->running[0];
-    for (uint32_t i = 1; i < s->n_running; i++)
-        if (s->running[i]->order > q->order)
+    struct sequence *q = NULL;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (!is_pinned(s->running[i]) && (q == NULL || s->running[i]->order > q->order))
             q = s->running[i];
+    CHECK(q != NULL);
     return q;
 }
 
@@ -253,14 +265,13 @@ static void plan_take(struct sched *s, const struct sequence *q)
     }
 }
 
-/* Makes room for `rows` more rows of q, preempting the youngest as long as it must; false if that
- * was q itself. */
+/* Makes room for `rows` more rows of q, preempting others as long as it must; false if q itself was
+ * the victim. */
 static bool grow(struct sched *s, struct sequence *q, uint32_t rows)
 {
     while (kv_seq_grow(s->kv, &q->kv, q->n_computed + rows) != OK) {
-        struct sequence *victim = youngest(s);
-        CHECK(s->n_running > 1 ||
-              victim != q); /* a sequence alone always fits: kv_seq_open saw to it */
+        struct sequence *victim = choose_victim(s);
+        CHECK(s->n_running > 1); /* a sequence alone always fits: kv_seq_open saw to it */
         plan_take(s, victim);
         victim->n_preempted++;
         s->preemptions++;
@@ -283,7 +294,6 @@ static void plan_add(struct sched *s, struct sequence *q, uint32_t rows)
 
 static void plan_decodes(struct sched *s)
 {
-    /* Oldest first, so that a preemption never hits one already planned before an older one. */
     for (uint32_t i = 0; i < s->n_running;) {
         struct sequence *q = s->running[i];
         if (sequence_decodes(q) && q->n_scheduled == 0)
@@ -293,13 +303,14 @@ static void plan_decodes(struct sched *s)
     }
 }
 
-/* The prompt to serve next: one passed over too often, else the one with the least left. */
-static struct sequence *next_prompt(const struct sched *s)
+/* The prompt to serve next: one passed over too often, else the one with the least left. may_score:
+ * logits rows are left for those that want every position scored. */
+static struct sequence *next_prompt(const struct sched *s, bool may_score)
 {
     struct sequence *best = NULL;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q->n_scheduled > 0)
+        if (q->n_scheduled > 0 || (!may_score && sequence_scores_prompt(q)))
             continue;
         bool due = q->n_bypassed >= SCHED_MAX_BYPASS;
         bool best_due = best != NULL && best->n_bypassed >= SCHED_MAX_BYPASS;
@@ -329,14 +340,13 @@ static void count_bypassed(struct sched *s)
 static void plan_prompts(struct sched *s)
 {
     uint32_t scored_left = SCHED_SCORED_ROWS;
-    for (struct sequence *q; s->plan_rows < s->max_rows && (q = next_prompt(s)) != NULL;) {
+    for (struct sequence *q;
+         s->plan_rows < s->max_rows && (q = next_prompt(s, scored_left > 0)) != NULL;) {
         uint32_t rows = min_u32(sequence_left(q), s->max_rows - s->plan_rows);
         if (sequence_scores_prompt(q)) {
             rows = min_u32(rows, scored_left);
             scored_left -= rows;
         }
-        if (rows == 0)
-            break; /* no logits rows left: the others wait for the next step */
         plan_add(s, q, rows);
     }
     count_bypassed(s);

@@ -1,13 +1,15 @@
 /* The scheduler: which sequences compute which rows in the next step. Engine thread only.
  *
  * Decode first: every running answer gets its row. What is left of the step's rows goes to prompts
- * in chunks, the shortest remainder first, but none is overtaken more than MAX_BYPASS times; so a
- * long prompt delays running answers by at most one chunk, and short prompts pass long ones.
+ * in chunks, the shortest remainder first; one that younger prompts have overtaken MAX_BYPASS times
+ * is served before those that were not, oldest first. So a long prompt delays running answers by at
+ * most one chunk, short prompts pass long ones, and none waits for ever.
  *
- * Blocks: a sequence is admitted when its prompt and a first stretch of output fit beside what the
- * prompts already running will still need. Running sequences that outgrow the arena preempt the
- * youngest, which goes back to the head of the queue with its tokens. The oldest is never preempted
- * and every sequence fits the empty arena, so something always advances. */
+ * Blocks: a sequence is admitted when its prompt and a first stretch of output fit beside what those
+ * already running will still need by the same rule. Running sequences that outgrow the arena preempt
+ * the youngest, which goes back to its place in the queue with its tokens. Who was preempted
+ * MAX_PREEMPTIONS times comes back only when its whole length fits, counts with its whole length
+ * from then on, and is not preempted again: so preemptions are bounded, and everything ends. */
 #ifndef ENGINE_SCHED_H
 #define ENGINE_SCHED_H
 
@@ -15,9 +17,12 @@
 
 enum {
     SCHED_MAX_BYPASS = 8,
+    SCHED_MAX_PREEMPTIONS = 2,
     SCHED_FIRST_OUTPUT = 256, /* output tokens whose blocks must be there at admission */
     SCHED_SCORED_ROWS = 64,   /* prompt rows per step whose logits are wanted (prompt_logprobs) */
 };
+
+enum { SCHED_NOT_BLOCKED = UINT32_MAX };
 
 struct sched {
     struct kv *kv;
@@ -31,8 +36,7 @@ struct sched {
     struct sequence **buckets; /* id table */
     uint32_t n_buckets;
     uint32_t n_sequences;
-    uint32_t
-        blocked_at; /* kv_available when the head of the queue last did not fit; 0: it was not tried */
+    uint32_t blocked_at; /* kv_available when the queue's head last did not fit; NOT_BLOCKED */
     uint64_t preemptions, queried_tokens, cached_tokens;
 };
 
