@@ -352,6 +352,11 @@ void api_tick(struct api *a, uint64_t now_us)
 
 /* ---- the end ---- */
 
+bool api_engine_dead(const struct api *a)
+{
+    return a->engine_dead;
+}
+
 void api_drain(struct api *a)
 {
     a->draining = true;

@@ -50,6 +50,8 @@ size_t api_error_body(char *buf, size_t room, int http_status, const char *code,
 void api_events(struct api *a);                /* the mailbox has events */
 void api_tick(struct api *a, uint64_t now_us); /* about every 100 ms */
 
+/* The engine has said that it ended (MSG_FAILED); every request was answered with an error. */
+bool api_engine_dead(const struct api *a);
 /* Drain: new requests get 503 shutting_down. */
 void api_drain(struct api *a);
 uint32_t api_n_active(const struct api *a); /* requests not yet answered to the last byte */

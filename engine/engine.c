@@ -18,6 +18,7 @@ enum {
     IDLE_WAIT_US = 1000000,
     DEFAULT_EVENT_BYTES = 4 << 20,
     MIN_SUBMIT_BYTES = 4 << 20,
+    MAX_FAILED_STEPS = 3, /* in a row: the device is gone, not one step */
 };
 
 struct engine {
@@ -32,6 +33,8 @@ struct engine {
     struct report report;
     struct msg_step stats;
     uint64_t n_submitted;
+    uint32_t n_failed; /* steps in a row */
+    char failure[200]; /* of the last of them */
     bool quit;
     bool changed; /* the numbers of MSG_STEP moved outside a step */
     bool has_thread;
@@ -289,8 +292,12 @@ static void run_step(struct engine *e)
 {
     uint64_t start = clock_us();
     uint32_t rows = e->sched.plan_rows, decodes = e->sched.plan_decodes;
-    if (step_run(&e->step) != OK)
-        log_line(LOG_ERROR, "step failed, its requests end with an error: %s", err_text());
+    status st = step_run(&e->step);
+    e->n_failed = st == OK ? 0 : e->n_failed + 1;
+    if (st != OK) {
+        snprintf(e->failure, sizeof e->failure, "%s", err_text());
+        log_line(LOG_ERROR, "step failed, its requests end with an error: %s", e->failure);
+    }
     e->stats.steps++;
     e->stats.step_us = clock_us() - start;
     e->stats.step_tokens = rows;
@@ -303,7 +310,7 @@ static void *engine_thread(void *arg)
     struct engine *e = arg;
     pthread_setname_np(pthread_self(), "spind-engine");
     tell_step(e);
-    while (!e->quit) {
+    while (!e->quit && e->n_failed < MAX_FAILED_STEPS) {
         hear_all(e);
         bool busy = sched_plan(&e->sched, clock_us(), tell_admitted, tell_refused, e);
         if (busy)
@@ -313,6 +320,8 @@ static void *engine_thread(void *arg)
         else if (!e->quit)
             mailbox_wait_engine(e->mail, IDLE_WAIT_US);
     }
+    if (e->n_failed >= MAX_FAILED_STEPS)
+        report_failed(&e->report, e->failure);
     return NULL;
 }
 

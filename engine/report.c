@@ -2,6 +2,7 @@
 #include "engine/report.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { ROOM_WAIT_US = 100000 };
@@ -115,6 +116,16 @@ void report_step(struct report *r, const struct msg_step *s)
     struct msg_head head = m->head;
     *m = *s;
     m->head = head;
+    end(r);
+    mailbox_wake_loop(r->mail);
+}
+
+void report_failed(struct report *r, const char *why)
+{
+    struct msg_failed *m = begin(r, MSG_FAILED, sizeof *m);
+    if (m == NULL)
+        return;
+    snprintf(m->text, sizeof m->text, "%s", why);
     end(r);
     mailbox_wake_loop(r->mail);
 }

@@ -190,8 +190,9 @@ struct mock_options {
     uint32_t
         eos_every; /* every n-th output position of a sequence draws token eos_token; 0: never */
     uint32_t eos_token, first_token, n_tokens; /* tokens cycle through [first_token, + n_tokens) */
-    uint32_t fail_step; /* this sync, counted from 1, returns ERR_DEVICE; 0: none */
-    const char *trace;  /* file for the time of every step's end (uint64_t, clock_us); NULL: none */
+    uint32_t fail_step;  /* this sync, counted from 1, returns ERR_DEVICE; 0: none */
+    uint32_t fail_count; /* and so many in all do, from there on; 0 and 1: only that */
+    const char *trace; /* file for the time of every step's end (uint64_t, clock_us); NULL: none */
 };
 status mock_backend_open(struct backend **out, const struct mock_options *o);
 

@@ -46,6 +46,7 @@ struct server {
     struct net net;
     enum phase phase;
     int exit_code;
+    int leave_code; /* of a drain that ends as it should */
     uint64_t start_us, last_tick_us, drain_until_us, leave_by_us, said_us;
     uint64_t lag_us, lag_before_us; /* worst of this window and of the one before */
     uint32_t lag_ticks;
@@ -166,9 +167,9 @@ static void drain_tick(struct server *s, uint64_t now)
     if (active == 0 &&
         (net_unsent(&s->net) == 0 || (s->leave_by_us != 0 && now > s->leave_by_us))) {
         log_line(LOG_INFO, "drained");
-        leave(s, EXIT_OK);
+        leave(s, s->leave_code);
     } else if (s->leave_by_us != 0 && now > s->leave_by_us) {
-        leave(s, EXIT_OK);
+        leave(s, s->leave_code);
     } else if (s->leave_by_us == 0 && now >= s->drain_until_us) {
         if (active > 0)
             log_line(LOG_WARN, "drain timeout: %u requests are cut off", active);
@@ -178,6 +179,17 @@ static void drain_tick(struct server *s, uint64_t now)
         log_line(LOG_INFO, "draining: %u running", active);
         s->said_us = now;
     }
+}
+
+static void start_drain(struct server *s, uint64_t now, uint64_t drain_us, int code)
+{
+    s->phase = DRAINING;
+    s->leave_code = code;
+    s->drain_until_us = now + drain_us;
+    s->said_us = now;
+    api_drain(s->api);
+    net_drain(&s->net);
+    drain_tick(s, now);
 }
 
 static void on_tick(uv_timer_t *t)
@@ -193,6 +205,10 @@ static void on_tick(uv_timer_t *t)
     stats.loop_lag_us = s->lag_us > s->lag_before_us ? s->lag_us : s->lag_before_us;
     api_set_server_stats(s->api, &stats);
     api_tick(s->api, now);
+    if (s->phase == SERVING && api_engine_dead(s->api)) {
+        log_line(LOG_ERROR, "leaving: whoever supervises this process should start it again");
+        start_drain(s, now, 0, EXIT_ENGINE);
+    }
     if (s->phase == DRAINING)
         drain_tick(s, now);
 }
@@ -205,22 +221,18 @@ static void on_signal(uv_signal_t *h, int signo)
     const char *name = signo == SIGTERM ? "SIGTERM" : "SIGINT";
     if (s->phase == LOADING) { /* nobody waits for an answer, and loading cannot be interrupted */
         log_line(LOG_INFO, "%s while loading: leaving", name);
+        log_stop();
         _exit(EXIT_OK);
     }
     if (s->phase != SERVING) {
         log_line(LOG_WARN, "second signal: leaving at once");
+        log_stop();
         _exit(128 + signo);
     }
     uint32_t active = api_n_active(s->api);
     log_line(LOG_INFO, "%s: draining: %u running, at most %.1f s", name, active,
              (double)s->cfg.drain_us / 1e6);
-    uint64_t now = s->net.env.now_us = clock_us();
-    s->phase = DRAINING;
-    s->drain_until_us = now + s->cfg.drain_us;
-    s->said_us = now;
-    api_drain(s->api);
-    net_drain(&s->net);
-    drain_tick(s, now);
+    start_drain(s, s->net.env.now_us = clock_us(), s->cfg.drain_us, EXIT_OK);
 }
 
 /* ---- start and end ---- */

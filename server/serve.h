@@ -4,7 +4,7 @@
 
 #include "server/config.h"
 
-enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_CONFIG = 78 };
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_ENGINE = 70, EXIT_CONFIG = 78 };
 
 /* What a verb may know of the world beside its words. */
 struct outside {

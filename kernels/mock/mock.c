@@ -104,7 +104,8 @@ static status mock_sync(struct backend *be)
         uint64_t now = clock_us();
         fwrite(&now, sizeof now, 1, m->trace);
     }
-    if (m->n_steps == m->o.fail_step)
+    uint32_t n_fail = m->o.fail_count > 1 ? m->o.fail_count : 1;
+    if (m->o.fail_step > 0 && m->n_steps >= m->o.fail_step && m->n_steps - m->o.fail_step < n_fail)
         return err(ERR_DEVICE, "mock: step %u fails, as asked", m->n_steps);
     return st;
 }

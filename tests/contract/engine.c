@@ -1,7 +1,7 @@
 /* The engine through its mailbox, with the mock backend: real scheduler, real blocks, no arithmetic.
  * Whatever happens to a request, it gets exactly one MSG_DONE and its blocks come home. */
-#include "cache/kv.h"
 #include "engine/engine.h"
+#include "cache/kv.h"
 #include "tests/tap.h"
 
 #include <time.h>
@@ -14,7 +14,7 @@ struct ear {
     struct msg_done last[MAX_IDS];
     uint64_t token_hash[MAX_IDS];
     struct msg_step step;
-    uint32_t n_done;
+    uint32_t n_done, failed;
     bool after_done; /* an id was mentioned after its last event */
 };
 
@@ -91,6 +91,11 @@ static void hear(struct ear *ear, const struct msg_head *h)
 {
     if (h->kind == MSG_STEP) {
         ear->step = *(const struct msg_step *)(const void *)h;
+        return;
+    }
+    if (h->kind == MSG_FAILED) {
+        ear->failed++;
+        ear->n_done++;
         return;
     }
     uint64_t id = ((const struct msg_cancel *)(const void *)h)->id; /* all have it in one place */
@@ -172,7 +177,8 @@ static void a_request_gets_its_tokens_and_one_last_event(void)
     ok(ear.tokens[3] == 0 && ear.last[3].reason == DONE_LENGTH, "max_tokens 0 ends at once");
     ok(ear.prompts[4] == 29 && ear.last[4].n_output == 0,
        "prompt_logprobs scores every prompt token but the first");
-    submit(e, 5, &(struct ask){.n_prompt = 300, .max_tokens = 2, .prompt_logprobs = 1, .logprobs = 6});
+    submit(e, 5,
+           &(struct ask){.n_prompt = 300, .max_tokens = 2, .prompt_logprobs = 1, .logprobs = 6});
     listen_until(e, &ear, 5);
     ok(ear.prompts[5] == 299 && ear.tokens[5] == 2, "also in several chunks, with tokens after it");
     ok(all_home(e, &ear) && !ear.after_done, "every block is home and no id is mentioned again");
@@ -190,16 +196,20 @@ static void many_requests_on_few_blocks_all_finish(void)
     memset(&ear, 0, sizeof ear);
     enum { N = 40 };
     for (uint64_t id = 1; id <= N; id++)
-        submit(e, id, &(struct ask){.n_prompt = 20 + (uint32_t)id, .max_tokens = 500, .first = (uint32_t)id});
+        submit(
+            e, id,
+            &(struct ask){.n_prompt = 20 + (uint32_t)id, .max_tokens = 500, .first = (uint32_t)id});
     listen_until(e, &ear, N);
     bool all = true;
     uint32_t preempted = 0;
     for (uint64_t id = 1; id <= N; id++) {
-        all = all && ear.done[id] == 1 && ear.tokens[id] == 500 && ear.last[id].reason == DONE_LENGTH;
+        all =
+            all && ear.done[id] == 1 && ear.tokens[id] == 500 && ear.last[id].reason == DONE_LENGTH;
         preempted += ear.last[id].n_preempted;
     }
     ok(all, "40 requests that outgrow the arena together all get their 500 tokens");
-    ok(preempted > 0 && ear.step.preemptions == preempted, "by preemption, which is counted (%u)", preempted);
+    ok(preempted > 0 && ear.step.preemptions == preempted, "by preemption, which is counted (%u)",
+       preempted);
     ok(all_home(e, &ear), "every block is home");
     uint64_t hash[N + 1];
     memcpy(hash, ear.token_hash, sizeof hash);
@@ -208,7 +218,9 @@ static void many_requests_on_few_blocks_all_finish(void)
     e = start(&cfg);
     memset(&ear, 0, sizeof ear);
     for (uint64_t id = 1; id <= N; id++) {
-        submit(e, id, &(struct ask){.n_prompt = 20 + (uint32_t)id, .max_tokens = 500, .first = (uint32_t)id});
+        submit(
+            e, id,
+            &(struct ask){.n_prompt = 20 + (uint32_t)id, .max_tokens = 500, .first = (uint32_t)id});
         listen_until(e, &ear, (uint32_t)id);
     }
     ok(memcmp(hash + 1, ear.token_hash + 1, N * sizeof hash[0]) == 0,
@@ -238,7 +250,8 @@ static void a_cancel_works_in_every_state(void)
     ok(ear.last[1].reason == DONE_CANCELLED && ear.last[2].reason == DONE_CANCELLED &&
            ear.last[3].reason == DONE_CANCELLED && ear.scheduled[3] == 0,
        "each as cancelled; the one in the queue was never scheduled");
-    ok(all_home(e, &ear) && !ear.after_done, "every block is home and nothing more is said of them");
+    ok(all_home(e, &ear) && !ear.after_done,
+       "every block is home and nothing more is said of them");
     engine_destroy(e);
 }
 
@@ -257,7 +270,8 @@ static void bad_numbers_cost_only_their_own_request(void)
         bad += ear.last[id].reason == DONE_NUMERIC;
         good += ear.last[id].reason == DONE_LENGTH && ear.tokens[id] == 40;
     }
-    ok(bad >= 1 && bad + good == 8, "a non-finite logit ends its request and no other (%u of 8)", bad);
+    ok(bad >= 1 && bad + good == 8, "a non-finite logit ends its request and no other (%u of 8)",
+       bad);
     ok(all_home(e, &ear), "every block is home");
     engine_destroy(e);
 }
@@ -279,6 +293,27 @@ static void a_failed_step_ends_its_requests_and_the_engine_goes_on(void)
     engine_destroy(e);
 }
 
+static void an_engine_whose_device_is_gone_says_so_and_ends(void)
+{
+    static struct ear ear;
+    struct engine_config cfg = config();
+    cfg.mock.fail_step = 4;
+    cfg.mock.fail_count = 100;
+    struct engine *e = start(&cfg);
+    memset(&ear, 0, sizeof ear);
+    for (uint64_t id = 1; id <= 3; id++) {
+        submit(e, id, &(struct ask){.n_prompt = 10, .max_tokens = 40});
+        listen_until(e, &ear, (uint32_t)id);
+    }
+    ok(ear.last[1].reason == DONE_DEVICE && ear.last[3].reason == DONE_DEVICE,
+       "three failed steps in a row end their requests");
+    listen_until(e, &ear, 4);
+    ok(ear.failed == 1, "and the engine says that it is over");
+    uint64_t t = clock_us();
+    engine_destroy(e);
+    ok(clock_us() - t < 1000000, "and can be destroyed");
+}
+
 static void end_tokens_and_min_tokens(void)
 {
     static struct ear ear;
@@ -289,7 +324,8 @@ static void end_tokens_and_min_tokens(void)
     submit(e, 1, &(struct ask){.n_prompt = 10, .max_tokens = 100, .stop = 257});
     submit(e, 2, &(struct ask){.n_prompt = 10, .max_tokens = 100, .stop = 257, .min_tokens = 35});
     listen_until(e, &ear, 2);
-    ok(ear.last[1].reason == DONE_STOP && ear.last[1].stop_token == 257 && ear.last[1].n_output <= 10,
+    ok(ear.last[1].reason == DONE_STOP && ear.last[1].stop_token == 257 &&
+           ear.last[1].n_output <= 10,
        "a stop token ends the request and is named");
     ok(ear.last[2].reason == DONE_STOP && ear.last[2].n_output > 35, "but not before min_tokens");
     engine_destroy(e);
@@ -315,6 +351,7 @@ int main(void)
     a_cancel_works_in_every_state();
     bad_numbers_cost_only_their_own_request();
     a_failed_step_ends_its_requests_and_the_engine_goes_on();
+    an_engine_whose_device_is_gone_says_so_and_ends();
     end_tokens_and_min_tokens();
     quitting_with_work_left_does_not_hang();
     return tap_done();
