@@ -76,13 +76,16 @@ else
 LLHTTP  := $(CACHE)/llhttp
 endif
 endif
+.PHONY: llhttp
+llhttp:
 ifneq ($(LLHTTP),)
 CFLAGS  += -isystem $(LLHTTP)/include
 OBJ     += $(addprefix $(B)/llhttp/,llhttp.o api.o http.o)
 $(LLHTTP)/include/llhttp.h:
 	@$(SETUP)/llhttp.sh
+llhttp: $(LLHTTP)/include/llhttp.h
 $(LLHTTP)/src/%.c: | $(LLHTTP)/include/llhttp.h ;
-$(OBJ): | $(LLHTTP)/include/llhttp.h
+$(OBJ) $(B)/server/main.o: | $(LLHTTP)/include/llhttp.h
 $(B)/llhttp/%.o: $(LLHTTP)/src/%.c $(B)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(filter-out $(WARN),$(CFLAGS)) -w -c $< -o $@
@@ -169,15 +172,15 @@ benches: $(call tests-of,bench)
 # What needs more than a compiler is a script, which sets up first and builds by calling back.
 CALL := SPIND_CACHE='$(CACHE)' MAKE='$(MAKE)' SPIND='$(B)/spind' MODEL='$(MODEL)'
 serve:
-	@$(CALL) HOST='$(HOST)' PORT='$(PORT)' $(SETUP)/serve.sh $(ARGS)
+	+@$(CALL) HOST='$(HOST)' PORT='$(PORT)' $(SETUP)/serve.sh $(ARGS)
 demo:
-	@$(CALL) $(SETUP)/demo.sh
+	+@$(CALL) $(SETUP)/demo.sh
 test:
-	@$(CALL) tests/run
+	+@$(CALL) tests/run
 bench:
-	@$(CALL) tests/bench/run
+	+@$(CALL) tests/bench/run
 fuzz:
-	@$(CALL) FUZZ_S='$(or $(FUZZ_S),30)' tests/fuzz/run
+	+@$(CALL) FUZZ_S='$(or $(FUZZ_S),30)' tests/fuzz/run
 
 lint: format-check deps headers tidy cppcheck
 CLANG_FORMAT := $(firstword $(shell command -v clang-format-14 clang-format) clang-format)

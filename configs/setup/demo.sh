@@ -9,7 +9,7 @@ if [ -z "${MODEL:-}" ]; then
     configs/setup/model.sh
     MODEL=$(configs/setup/model.sh --path)
 fi
-step build "building $SPIND" "$MAKE" "$SPIND"
+build "building $SPIND" "$SPIND"
 
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 url=http://127.0.0.1:$port

@@ -83,3 +83,12 @@ fetch()
     rm -rf "$part"
     return "$ok"
 }
+
+# build TEXT TARGET...: what the Makefile fetches is shown as steps of its own.
+build()
+{
+    local text=$1
+    shift
+    "${MAKE:-make}" llhttp
+    step build "$text" "${MAKE:-make}" "$@"
+}

@@ -8,5 +8,5 @@ if [ -z "${MODEL:-}" ]; then
     configs/setup/model.sh
     MODEL=$(configs/setup/model.sh --path)
 fi
-step build "building $SPIND" "$MAKE" "$SPIND"
+build "building $SPIND" "$SPIND"
 exec "$SPIND" serve "$MODEL" --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" "$@"
