@@ -2,6 +2,8 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "api/call.h"
+#include "api/json.h"
 #include "server/config.h"
 #include "tests/tap.h"
 
@@ -78,8 +80,23 @@ static void defaults_are_the_limits_promised(void)
     is_int(c.limits.header_us, 10000000, "10 s for headers");
     is_int(c.limits.body_us, 30000000, "30 s for a body");
     is_int(c.limits.body_min_rate, 8192, "8 KiB/s at least");
+    is_int(CONN_BODY_GRACE_US, 5000000, "after 5 s");
+    is_int(c.limits.idle_us, 60000000, "60 s between requests");
+    is_int(c.limits.stall_us, 30000000, "30 s without a byte taken");
+    is_int(c.limits.max_requests, 1000, "1000 requests per connection");
+    is_int(HTTP_HEAD_MAX, 16384, "16 KiB of request line and headers");
+    is_int(HTTP_FIELDS_MAX, 64, "64 header fields");
+    is_int(HTTP_TARGET_MAX, 2048, "2 KiB of target");
+    is_int(c.api.max_body_bytes, 0, "a body of 4 MiB or 20 bytes per token of context");
+    is_int(JSON_MAX_DEPTH, 32, "JSON 32 deep");
+    is_int(JSON_MAX_VALUES, 65536, "of 65,536 values");
     is_int(c.limits.stream_hard_bytes, 262144, "256 KiB of a stream unsent");
+    is_int(SOFT_UNSENT, 65536, "from 64 KiB on its events are joined");
     is_int(c.api.max_n, 8, "n up to 8");
+    is_int(c.api.max_logprobs, 20, "20 log-probabilities");
+    is_int(MAX_STOPS, 16, "16 stops");
+    is_int(MAX_STOP_BYTES, 256, "of 256 bytes");
+    is_int(MAX_BIAS, 300, "300 entries of logit_bias");
     is_int(c.api.max_queued_requests, 256, "256 requests may wait");
     is_int(c.api.max_queued_tokens, 1048576, "with 1 Mi tokens");
     is_int(c.api.queue_timeout_s, 30, "for 30 s");
@@ -129,6 +146,38 @@ static void flags_have_many_spellings(void)
     ok(c.engine.model != NULL && strcmp(c.engine.model, "x.gguf") == 0,
        "  take their values along");
     config_fini(&c);
+}
+
+/* One option, one value: in the field's unit, seconds as their text is written. */
+static bool takes(const struct option *o, uint64_t n)
+{
+    struct config c;
+    char word[128];
+    if (o->type == OPTION_SECONDS)
+        snprintf(word, sizeof word, "--%s=%llu.%03u", o->name, (unsigned long long)n / 1000,
+                 (unsigned)(n % 1000));
+    else
+        snprintf(word, sizeof word, "--%s=%llu", o->name, (unsigned long long)n);
+    bool good = LOAD(&c, word) == OK;
+    if (!good && strstr(err_text(), o->name) == NULL) /* the message must say which */
+        printf("# %s\n", err_text());
+    config_fini(&c);
+    return good;
+}
+
+static void every_range_has_two_edges(void)
+{
+    for (uint32_t i = 0; i < options_count; i++) {
+        const struct option *o = &options_table[i];
+        if (o->type != OPTION_COUNT && o->type != OPTION_BYTES && o->type != OPTION_SECONDS)
+            continue;
+        ok(takes(o, o->min) && takes(o, o->max), "--%s may be %llu and %llu", o->name,
+           (unsigned long long)o->min, (unsigned long long)o->max);
+        bool below = o->min == 0 || !takes(o, o->min - 1);
+        ok(below && (o->max == UINT64_MAX || !takes(o, o->max + 1)), "  but nothing beyond");
+    }
+    const struct option *n = &options_table[options_find("max-n", 5)];
+    ok(takes(n, 128) && !takes(n, 129), "--max-n 128 is the largest there is");
 }
 
 static void mistakes_are_explained(void)
@@ -307,6 +356,7 @@ int main(void)
     numbers_have_suffixes();
     defaults_are_the_limits_promised();
     flags_have_many_spellings();
+    every_range_has_two_edges();
     mistakes_are_explained();
     sources_have_an_order();
     files_are_checked();
