@@ -9,7 +9,7 @@
 #
 # Downloads lie outside the tree, in SPIND_CACHE (default: ~/.cache/spind).
 
-ifeq ($(filter -j%,$(MAKEFLAGS)),)
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc) --no-print-directory
 endif
 comma := ,
