@@ -288,6 +288,19 @@ static void tell_refused(void *arg, struct sequence *q)
 
 /* ---- the thread ---- */
 
+#ifdef AUDIT
+/* DEBUG=1: every invariant of the cache after every step. */
+static void audit(const struct engine *e)
+{
+    const struct sched *s = &e->sched;
+    struct kv_seq **open = mem_alloc((s->n_running + 1) * sizeof(struct kv_seq *));
+    for (uint32_t i = 0; i < s->n_running; i++)
+        open[i] = &s->running[i]->kv;
+    kv_audit(e->kv, open, s->n_running);
+    mem_free(open);
+}
+#endif
+
 static void run_step(struct engine *e)
 {
     uint64_t start = clock_us();
@@ -302,7 +315,13 @@ static void run_step(struct engine *e)
     e->stats.step_us = clock_us() - start;
     e->stats.step_tokens = rows;
     e->stats.step_decodes = decodes;
+    log_line(LOG_DEBUG, "step %llu: %u rows, %u of them answers, %llu us",
+             (unsigned long long)e->stats.steps, rows, decodes,
+             (unsigned long long)e->stats.step_us);
     tell_step(e);
+#ifdef AUDIT
+    audit(e);
+#endif
 }
 
 static void *engine_thread(void *arg)

@@ -6,6 +6,7 @@
 #include "kernels/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -36,7 +37,9 @@ static void write_all(const char *p, size_t n)
 {
     while (n > 0) {
         ssize_t k = write(STDERR_FILENO, p, n);
-        if (k < 0 && errno != EINTR)
+        if (k < 0 && errno == EAGAIN) /* somebody made it non-blocking */
+            poll(&(struct pollfd){.fd = STDERR_FILENO, .events = POLLOUT}, 1, -1);
+        else if (k < 0 && errno != EINTR)
             return;
         p += k < 0 ? 0 : k;
         n -= k < 0 ? 0 : (size_t)k;
@@ -183,17 +186,19 @@ void log_progress_step(struct log_progress *p, uint64_t done_bytes)
     /* Short work needs no diary: the closing line says it all. */
     if (s < 0.5)
         return;
-    if (isatty(STDERR_FILENO))
-        fprintf(stderr, "\r%s: %d %%, %.1f GB/s, %.0f s to go ", p->what, tenth * 10,
-                s > 0 ? gb / s : 0.0, s * (10 - tenth) / tenth);
+    char line[200];
+    int n = snprintf(line, sizeof line, "\r%s: %d %%, %.1f GB/s, %.0f s to go ", p->what,
+                     tenth * 10, gb / s, s * (10 - tenth) / tenth);
+    if (isatty(STDERR_FILENO) && n > 0)
+        emit(line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
     else
-        log_line(LOG_INFO, "%s: %d %%, %.1f GB/s", p->what, tenth * 10, s > 0 ? gb / s : 0.0);
+        log_line(LOG_INFO, "%s: %d %%, %.1f GB/s", p->what, tenth * 10, gb / s);
 }
 
 void log_progress_done(struct log_progress *p)
 {
     double s = (double)(clock_us() - p->start_us) / 1e6;
     if (p->shown > 0 && isatty(STDERR_FILENO))
-        fprintf(stderr, "\r\033[K");
+        emit("\r\033[K", 4);
     log_line(LOG_INFO, "%s: %.1f MB in %.2f s", p->what, (double)p->total / 1e6, s);
 }

@@ -1,4 +1,4 @@
-# Who may include whom (docs/tour.md, "The house"). A line that breaks it is printed, and the run fails.
+# Who may include whom (docs/tour.md). A line that breaks it is printed, and the run fails.
 BEGIN {
     may["kernels"] = "kernels"
     may["cache"] = "kernels cache"

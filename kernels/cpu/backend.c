@@ -115,8 +115,7 @@ static const struct backend_ops cpu_ops = {
     .sample = cpu_sample,
 };
 
-/* What the machine and its operating system can run (the built-in asks for both). BF16 is part of
- * the AVX-512 level: every CPU with it and VNNI, but Ice Lake and Cascade Lake, has it. */
+/* What the machine and its operating system can run; the built-in asks for both. */
 static enum isa best_isa(void)
 {
 #if defined(__x86_64__)
