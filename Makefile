@@ -86,7 +86,7 @@ OBJ     += $(addprefix $(B)/llhttp/,llhttp.o api.o http.o)
 $(LLHTTP)/include/llhttp.h:
 	@$(SETUP)/llhttp.sh
 llhttp: $(LLHTTP)/include/llhttp.h
-$(LLHTTP)/src/%.c: | $(LLHTTP)/include/llhttp.h ;
+$(patsubst %,$(LLHTTP)/src/%.c,llhttp api http): | $(LLHTTP)/include/llhttp.h ;
 $(OBJ) $(B)/server/main.o: | $(LLHTTP)/include/llhttp.h
 $(B)/llhttp/%.o: $(LLHTTP)/src/%.c $(B)/flags
 	@mkdir -p $(@D)
