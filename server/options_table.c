@@ -86,7 +86,7 @@ const struct option options_table[] = {
      .aliases = "b, batch-size",
      .group = "engine",
      COUNT(engine.max_batched_tokens, 1, 1 << 20),
-     .preset = "512",
+     .preset = "256",
      .help = "Tokens of one step, prompts and answers together: the size of the pieces in which a "
              "long prompt is read, so it bounds how long it can delay running answers."},
     {.name = "seed",
