@@ -301,6 +301,13 @@ void api_events(struct api *a)
         mailbox_wake_loop(a->mail);
 }
 
+/* The server is in the middle of its own work: what waited for this leaves in the next turn. */
+void api_writable(struct api *a)
+{
+    if (a->mail != NULL)
+        mailbox_wake_loop(a->mail);
+}
+
 /* ---- time ---- */
 
 static bool is_quiet(const struct api *a)

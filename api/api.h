@@ -48,6 +48,7 @@ size_t api_error_body(char *buf, size_t room, int http_status, const char *code,
                       const char *message);
 
 void api_events(struct api *a);                /* the mailbox has events */
+void api_writable(struct api *a);              /* a client has read what a stream had written */
 void api_tick(struct api *a, uint64_t now_us); /* about every 100 ms */
 
 /* The engine has said that it ended (MSG_FAILED); every request was answered with an error. */

@@ -33,6 +33,7 @@ status calls_create(struct calls **out, struct api *a)
 
 static void call_free(struct call *call)
 {
+    call->all->answer_bytes -= call->answer_bytes;
     for (uint32_t i = 0; i < call->n_choices; i++) {
         text_out_fini(&call->choices[i].out);
         text_out_tokens_fini(&call->choices[i].scores);
@@ -58,11 +59,6 @@ void calls_destroy(struct calls *c)
 uint32_t calls_active(const struct calls *c)
 {
     return c->n_active;
-}
-
-uint32_t calls_queued(const struct calls *c)
-{
-    return c->n_queued;
 }
 
 /* --- states ------------------------------------------------------------------------------------- */
@@ -239,6 +235,7 @@ static void decode_prompt(const struct call *call, const struct request_prompt *
     writer_reset(w);
     if (t.ready > 0)
         write_bytes(w, t.text, t.ready);
+    w->failed = w->failed || t.failed;
     text_out_fini(&t);
 }
 
@@ -258,6 +255,7 @@ static void echo(struct choice *ch)
     } else {
         decode_prompt(call, p, w);
         text_out_echo(&ch->out, w->p, w->len);
+        ch->out.failed = ch->out.failed || w->failed;
     }
     if (ch->echo_scores && p->n_ids > 0) { /* the first token has no probability: no event for it */
         struct text_piece piece = piece_of(call, p->ids[0]);
@@ -296,8 +294,20 @@ static struct call *call_create(struct calls *c, struct exchange *x, struct requ
     name_answer(call);
     for (uint32_t p = 0; p < r->n_prompts; p++)
         call->n_prompt_tokens += r->prompts[p].n_ids;
-    for (uint32_t i = 0; i < n; i++)
+    bool failed = call->render.head.failed;
+    for (uint32_t i = 0; i < n; i++) {
         choice_init(&call->choices[i], call, i);
+        failed = failed || call->choices[i].out.failed;
+    }
+    if (failed) {
+        for (uint32_t i = 0; i < n; i++)
+            count_choice(c, &call->choices[i], -1);
+        call->r = NULL; /* stays the caller's */
+        call_free(call);
+        return NULL;
+    }
+    call->answer_bytes = submit_answer_bytes(c, r);
+    c->answer_bytes += call->answer_bytes;
     call->next = c->first;
     if (c->first != NULL)
         c->first->prev = call;
@@ -404,6 +414,14 @@ void call_fail(struct call *call, const struct api_error *e, const char *reason)
     answer_error(call, e);
 }
 
+void call_no_memory(struct call *call)
+{
+    struct api_error e;
+    error_set(&e, 503, "server_overloaded", NULL, "No memory for this answer now.");
+    e.retry_after_s = submit_retry_after(call->all);
+    call_fail(call, &e, "error");
+}
+
 void call_gone(struct api *a, struct exchange *x)
 {
     struct call *call = exchange_user(x);
@@ -477,6 +495,10 @@ static void on_token(struct calls *c, struct choice *ch, const struct msg_token 
         submit_cancel(ch);
         return;
     }
+    if (ch->out.failed) {
+        call_no_memory(call);
+        return;
+    }
     ch->ending = ends || ch->n_tokens == ch->max_tokens;
     choice_mark(ch);
 }
@@ -499,6 +521,8 @@ static void on_prompt(struct choice *ch, const struct msg_prompt *m)
     p.n_top = p.n_top < top ? p.n_top : top; /* the larger of two wishes was asked */
     if (ch->echo_scores)
         text_out_echo_token(&ch->out, &p);
+    if (ch->scores.failed || ch->out.failed)
+        call_no_memory(call);
 }
 
 /* The engine could not do it. */
@@ -589,13 +613,18 @@ void calls_flush(struct api *a)
     struct choice *ch = c->dirty;
     c->dirty = NULL;
     c->dirty_end = &c->dirty;
+    c->flushed = 0;
+    c->unfinished = false;
     for (struct choice *next; ch != NULL; ch = next) {
         next = ch->next_dirty;
         ch->dirty = false;
         ch->call->n_dirty--;
-        tell(ch); /* may mark it again: its client is slow */
+        tell(ch); /* may mark it again: its client is slow, or this flush is long enough */
         call_settle(ch->call);
     }
+    if (c->unfinished && a->mail != NULL)
+        mailbox_wake_loop(a->mail);
+    writer_shrink(&c->out, SCRATCH_BYTES);
     if (c->prompt_tokens > 0 || c->generated_tokens > 0)
         metrics_tokens(a->metrics, c->prompt_tokens, c->generated_tokens);
     c->prompt_tokens = c->generated_tokens = 0;
@@ -632,7 +661,7 @@ static void tick_call(struct call *call, uint64_t now_us)
         call_fail(call, &e, "error");
     } else if (call->r->stream && !call->head_sent && now_us > call->arrival_us + HEAD_DELAY_US) {
         answer_head(call);
-    } else if (call->head_sent && now_us > call->written_us + PING_US) {
+    } else if (call->r->stream && call->head_sent && now_us > call->written_us + PING_US) {
         answer_ping(call);
     }
 }

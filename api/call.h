@@ -16,9 +16,11 @@
 enum {
     HEAD_DELAY_US = 5000000,  /* a stream without a token gets its head now (api.md D19) */
     PING_US = 15000000,       /* then a comment after so much silence: proxies give up at 60 s */
-    SOFT_UNSENT = 64 * 1024,  /* above it events are gathered, not sent one by one */
-    GATHER_BYTES = 16 * 1024, /* but no more than this per choice: the hard limit must bite */
-    GATHER_TOKENS = 1024,
+    SOFT_UNSENT = 64 * 1024,  /* above it what there is to tell waits until the client has read */
+    EVENT_BYTES = 16 * 1024,  /* about the longest event, and stretch of a whole answer */
+    WHOLE_BYTES = 256 * 1024, /* a whole answer up to here has a length; a longer one has chunks */
+    FLUSH_BYTES = 256 * 1024, /* written by one flush, some ms of work; then sockets come first */
+    SCRATCH_BYTES = 1 << 20,  /* calls.out keeps no more */
 };
 
 enum choice_state {
@@ -43,6 +45,7 @@ struct choice {
     bool dirty;                 /* in calls.dirty */
     bool counted;               /* its end is in the metrics */
     bool begun;                 /* its first event is written */
+    bool ended;                 /* stream: its last event is */
     struct finish finish;
     uint64_t first_us, last_us; /* of its tokens, loop's clock */
     struct text_out out;
@@ -66,10 +69,14 @@ struct call {
     uint32_t n_ended;     /* stream: choices whose last event is written */
     uint32_t n_submitted; /* choices are submitted in order of index */
     bool scheduled;       /* one of its sequences has left the engine's queue */
-    bool head_sent;       /* stream: the status line is out */
+    bool head_sent;       /* the status line is out: a stream, or an answer in chunks */
     bool cut;             /* the server is cutting the connection: write no more */
     bool waiting;         /* in calls.waiting */
     bool dead;            /* in calls.dead */
+    bool whole_begun;     /* a whole answer is being written; how far: */
+    uint32_t whole_choice;
+    struct render_at whole_at;
+    uint64_t answer_bytes;                      /* its share of calls.answer_bytes */
     uint64_t n_prompt_tokens, n_told, n_cached; /* n_told, n_cached: sums over choices, prompts */
     struct choice choices[];
 };
@@ -92,6 +99,9 @@ struct calls {
     struct call_slot *slots;             /* [n_slots] */
     uint32_t n_slots, free_slot;         /* free_slot: slot + 1; 0: none */
     uint32_t n_active, n_queued, n_running, n_cancel_due;
+    uint64_t answer_bytes;                    /* that the calls may come to hold: submit.c */
+    size_t flushed;                           /* bytes written by this flush */
+    bool unfinished;                          /* more can be written at once: flush again */
     uint64_t queued_tokens;                   /* prompt tokens of queued sequences */
     uint64_t now_us;                          /* of this batch of events; 0: not read yet */
     uint64_t oldest_us;                       /* wait of the oldest queued call at the last tick */
@@ -110,7 +120,8 @@ static inline uint64_t calls_now(struct calls *c)
 
 /* The one door of choice.state; keeps the counters of queued and running sequences. */
 void choice_move(struct choice *ch, enum choice_state to);
-void choice_mark(struct choice *ch); /* it has something to tell the client */
+void choice_mark(struct choice *ch);    /* it has something to tell the client */
+void call_no_memory(struct call *call); /* gives it up: 503 */
 /* Gives the call up: error to the client, cancel to the engine. reason: for the metrics. */
 void call_fail(struct call *call, const struct api_error *e, const char *reason);
 /* Takes the exchange out of the call, for its last use. */
@@ -119,6 +130,8 @@ void call_settle(struct call *call); /* frees it soon, if both ends are over */
 
 /* submit.c. False: *e says why not (503 full; 400 can never fit). */
 bool submit_admit(struct calls *c, const struct request *r, struct api_error *e);
+/* Bytes of tokens and their alternatives that answering r holds at most. */
+uint64_t submit_answer_bytes(const struct calls *c, const struct request *r);
 void submit_enqueue(struct call *call);
 /* Posts what the mailbox takes: submissions in order, then due cancels. */
 void submit_pending(struct calls *c);
@@ -131,7 +144,8 @@ uint32_t submit_retry_after(struct calls *c);             /* seconds, 1..120, ji
 void answer_event(struct choice *ch); /* stream: what is ready of this choice, if anything */
 void answer_head(struct call *call);  /* stream: the status line and a comment */
 void answer_ping(struct call *call);
-void answer_end(struct call *call); /* every choice is finished */
+/* Every choice is finished. Comes again by calls_flush if not all could be written. */
+void answer_end(struct call *call);
 void answer_error(struct call *call, const struct api_error *e);
 
 #endif

@@ -42,11 +42,14 @@ struct reply {
 void exchange_reply(struct exchange *x, const struct reply *r);
 
 /* A streamed answer (server-sent events). Pieces written between two returns to the loop leave in
- * one write. stream_write copies; ERR_FULL: over the hard limit of unsent bytes: the exchange is
- * being cut and api_gone will come. */
+ * one write. stream_write copies; ERR_FULL: the hard limit of unsent bytes was passed before: the
+ * exchange is being cut and api_gone will come. Whoever writes when there is room for it, and waits
+ * for api_writable when there is none, never sees that. */
 void exchange_stream_begin(struct exchange *x, const char *extra);
 status exchange_stream_write(struct exchange *x, const char *p, size_t len);
 size_t exchange_stream_unsent(const struct exchange *x); /* bytes the client has not taken */
+/* A whole answer whose length is not known: chunks, with stream_write and stream_end as above. */
+void exchange_chunks_begin(struct exchange *x, const char *content_type);
 /* clean: false leaves out the terminating chunk and closes. */
 void exchange_stream_end(struct exchange *x, bool clean);
 

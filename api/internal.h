@@ -42,7 +42,6 @@ void calls_event(struct api *a, const struct msg_head *m); /* MSG_TOKEN, MSG_PRO
 void calls_flush(struct api *a); /* after a batch of events: writes what streams have gathered */
 void calls_tick(struct api *a, uint64_t now_us); /* queue timeouts, pings, delayed heads */
 uint32_t calls_active(const struct calls *c);    /* calls not yet answered to the last byte */
-uint32_t calls_queued(const struct calls *c);    /* sequences submitted and not yet scheduled */
 void calls_abort_all(struct api *a, const char *code, const char *message);
 
 /* api/access.c: an answer has been decided; counts it and writes its line in the log:

@@ -67,11 +67,7 @@ static void write_token_string(struct render *v, struct writer *w, uint32_t id)
     writer_reset(&v->key);
     write_token_text(v, &v->key, id);
     write_string(w, v->key.p, v->key.len);
-}
-
-static const struct sample_top *tops_of(const struct text_tokens *l, const struct text_token *t)
-{
-    return l->tops == NULL ? NULL : l->tops + t->top_at;
+    w->failed = w->failed || v->key.failed;
 }
 
 /* The number to print for a token: the same float where it is also among its own alternatives, since
@@ -86,11 +82,10 @@ static float logprob_of(const struct text_token *t, const struct sample_top *top
 
 /* The completions form: an object from text to number. Alternatives come best first, so of two with
  * equal text the first is the larger. */
-static void write_top_object(struct render *v, struct writer *w, const struct text_tokens *l,
-                             const struct text_token *t)
+static void write_top_object(struct render *v, struct writer *w, const struct text_token *t,
+                             const struct sample_top *top)
 {
     size_t key_at[SAMPLE_MAX_LOGPROBS + 2] = {0};
-    const struct sample_top *top = tops_of(l, t);
     uint32_t n = t->n_top < SAMPLE_MAX_LOGPROBS ? t->n_top : SAMPLE_MAX_LOGPROBS, n_keys = 0;
     writer_reset(&v->key);
     LIT(w, "{");
@@ -114,39 +109,7 @@ static void write_top_object(struct render *v, struct writer *w, const struct te
         write_logprob(w, i < n ? top[i].logprob : logprob_of(t, top));
     }
     LIT(w, "}");
-}
-
-static void write_completion_logprobs(struct render *v, struct writer *w, const struct text_out *o)
-{
-    const struct text_tokens *l = &o->tokens;
-    size_t n = o->n_ready_tokens;
-    LIT(w, "{\"text_offset\":[");
-    for (size_t i = 0; i < n; i++) {
-        write_bytes(w, ",", i > 0);
-        write_u64(w, l->v[i].offset);
-    }
-    LIT(w, "],\"token_logprobs\":[");
-    for (size_t i = 0; i < n; i++) {
-        write_bytes(w, ",", i > 0);
-        if (l->v[i].scored)
-            write_logprob(w, logprob_of(&l->v[i], tops_of(l, &l->v[i])));
-        else
-            LIT(w, "null");
-    }
-    LIT(w, "],\"tokens\":[");
-    for (size_t i = 0; i < n; i++) {
-        write_bytes(w, ",", i > 0);
-        write_token_string(v, w, l->v[i].id);
-    }
-    LIT(w, "],\"top_logprobs\":[");
-    for (size_t i = 0; i < n; i++) {
-        write_bytes(w, ",", i > 0);
-        if (l->v[i].scored)
-            write_top_object(v, w, l, &l->v[i]);
-        else
-            LIT(w, "null");
-    }
-    LIT(w, "]}");
+    w->failed = w->failed || v->key.failed;
 }
 
 /* {"token":..,"logprob":..,"bytes":[..]  -- without the closing brace */
@@ -165,34 +128,17 @@ static void write_chat_entry(struct render *v, struct writer *w, uint32_t id, fl
     LIT(w, "]");
 }
 
-static void write_chat_logprobs(struct render *v, struct writer *w, const struct text_out *o)
+static void write_chat_token(struct render *v, struct writer *w, const struct text_token *t,
+                             const struct sample_top *top)
 {
-    const struct text_tokens *l = &o->tokens;
-    LIT(w, "{\"content\":[");
-    for (size_t i = 0; i < o->n_ready_tokens; i++) {
-        const struct text_token *t = &l->v[i];
-        const struct sample_top *top = tops_of(l, t);
-        write_bytes(w, ",", i > 0);
-        write_chat_entry(v, w, t->id, logprob_of(t, top));
-        LIT(w, ",\"top_logprobs\":[");
-        for (uint32_t k = 0; k < t->n_top; k++) {
-            write_bytes(w, ",", k > 0);
-            write_chat_entry(v, w, top[k].token, top[k].logprob);
-            LIT(w, "}");
-        }
-        LIT(w, "]}");
+    write_chat_entry(v, w, t->id, logprob_of(t, top));
+    LIT(w, ",\"top_logprobs\":[");
+    for (uint32_t k = 0; k < t->n_top; k++) {
+        write_bytes(w, ",", k > 0);
+        write_chat_entry(v, w, top[k].token, top[k].logprob);
+        LIT(w, "}");
     }
-    LIT(w, "],\"refusal\":null}");
-}
-
-static void write_logprobs(struct render *v, struct writer *w, const struct text_out *o)
-{
-    if (!v->r->logprobs)
-        LIT(w, "null");
-    else if (is_chat(v))
-        write_chat_logprobs(v, w, o);
-    else
-        write_completion_logprobs(v, w, o);
+    LIT(w, "]}");
 }
 
 /* "id":{"logprob":..,"rank":..,"decoded_token":".."} */
@@ -206,59 +152,103 @@ static void write_score(struct render *v, struct writer *w, uint32_t id, float l
     LIT(w, "}");
 }
 
-static void write_prompt_logprobs(struct render *v, struct writer *w, const struct text_tokens *l)
+static void write_scores(struct render *v, struct writer *w, const struct text_token *t,
+                         const struct sample_top *top)
 {
-    LIT(w, ",\"prompt_logprobs\":[null");
-    for (size_t i = 0; i < l->n; i++) {
-        const struct text_token *t = &l->v[i];
-        const struct sample_top *top = tops_of(l, t);
-        uint32_t n = (uint32_t)v->r->prompt_logprobs;
-        n = t->n_top < n ? t->n_top : n;
-        LIT(w, ",{");
-        write_score(v, w, t->id, logprob_of(t, top), t->rank);
-        for (uint32_t k = 0; k < n; k++) {
-            if (top[k].token == t->id)
-                continue;
-            LIT(w, ",");
-            write_score(v, w, top[k].token, top[k].logprob, k + 1);
-        }
-        LIT(w, "}");
-    }
-    LIT(w, "]");
-}
-
-/* --- parts that events and whole answers share -------------------------------------------------- */
-
-static void write_ready_text(struct writer *w, const struct text_out *o)
-{
-    LIT(w, "\"");
-    if (o->ready > 0)
-        write_string_body(w, o->text, o->ready);
-    LIT(w, "\"");
-}
-
-static void write_ids(struct writer *w, const char *key, const uint32_t *ids, size_t n)
-{
-    write_format(w, ",\"%s\":[", key);
-    for (size_t i = 0; i < n; i++) {
-        write_bytes(w, ",", i > 0);
-        write_u64(w, ids[i]);
-    }
-    LIT(w, "]");
-}
-
-static void write_token_ids(struct writer *w, const struct text_out *o)
-{
-    LIT(w, ",\"token_ids\":[");
-    bool first = true;
-    for (size_t i = 0; i < o->n_ready_tokens; i++) {
-        if (o->tokens.v[i].prompt)
+    uint32_t n = (uint32_t)v->r->prompt_logprobs;
+    n = t->n_top < n ? t->n_top : n;
+    LIT(w, ",{");
+    write_score(v, w, t->id, logprob_of(t, top), t->rank);
+    for (uint32_t k = 0; k < n; k++) {
+        if (top[k].token == t->id)
             continue;
-        write_bytes(w, ",", !first);
-        write_u64(w, o->tokens.v[i].id);
-        first = false;
+        LIT(w, ",");
+        write_score(v, w, top[k].token, top[k].logprob, k + 1);
     }
-    LIT(w, "]");
+    LIT(w, "}");
+}
+
+/* --- the parts of a choice ---------------------------------------------------------------------- */
+
+/* What stands in a choice's object, one after another: key, items, end. Long ones are many items, so
+ * that a long answer can be written in stretches. */
+enum key {
+    KEY_TEXT, /* its items are bytes */
+    KEY_NO_LOGPROBS,
+    KEY_OFFSETS,
+    KEY_LOGPROBS,
+    KEY_TOKENS,
+    KEY_TOPS,
+    KEY_CONTENT,
+    KEY_REASON,
+    KEY_IDS,
+    KEY_PROMPT_IDS,
+    KEY_SCORES,
+    KEY_USAGE, /* of the whole answer, and what stands behind it */
+};
+
+static const enum key event_keys[] = {KEY_NO_LOGPROBS, KEY_OFFSETS, KEY_LOGPROBS, KEY_TOKENS,
+                                      KEY_TOPS,        KEY_CONTENT, KEY_REASON,   KEY_IDS,
+                                      KEY_PROMPT_IDS,  KEY_SCORES};
+static const enum key choice_keys[] = {KEY_TEXT,   KEY_NO_LOGPROBS, KEY_OFFSETS, KEY_LOGPROBS,
+                                       KEY_TOKENS, KEY_TOPS,        KEY_CONTENT, KEY_REASON,
+                                       KEY_IDS,    KEY_PROMPT_IDS,  KEY_SCORES};
+/* Of the whole answer: chat has the prompt's here, completions have them in each choice. */
+static const enum key answer_keys[] = {KEY_USAGE, KEY_SCORES, KEY_PROMPT_IDS};
+
+struct walk {
+    const enum key *keys;
+    size_t n_keys;
+    bool of_answer;        /* keys of the answer, not of a choice */
+    const struct usage *u; /* of_answer */
+};
+
+static bool has_key(const struct render *v, const struct render_choice *c, const struct walk *k,
+                    enum key key)
+{
+    bool prompt = is_chat(v) == k->of_answer;
+    switch (key) {
+    case KEY_NO_LOGPROBS: return !v->r->logprobs;
+    case KEY_OFFSETS:
+    case KEY_LOGPROBS:
+    case KEY_TOKENS:
+    case KEY_TOPS: return v->r->logprobs && !is_chat(v);
+    case KEY_CONTENT: return v->r->logprobs && is_chat(v);
+    case KEY_IDS: return v->r->return_token_ids;
+    case KEY_PROMPT_IDS: return prompt && v->r->return_token_ids && c->prompt != NULL;
+    case KEY_SCORES: return prompt && c->scores != NULL;
+    default: return true;
+    }
+}
+
+static size_t n_items(const struct render_choice *c, enum key key)
+{
+    switch (key) {
+    case KEY_TEXT: return c->part.len;
+    case KEY_NO_LOGPROBS:
+    case KEY_REASON:
+    case KEY_USAGE: return 0;
+    case KEY_PROMPT_IDS: return c->prompt->n_ids;
+    case KEY_SCORES: return c->scores->n;
+    default: return c->part.n_tokens;
+    }
+}
+
+static void write_reason(struct writer *w, const struct finish *f)
+{
+    if (f->kind == FINISH_NONE) {
+        LIT(w, ",\"finish_reason\":null");
+        return;
+    }
+    LIT(w, ",\"finish_reason\":");
+    write_text(w, f->kind == FINISH_STOP ? "\"stop\"" : "\"length\"");
+    LIT(w, ",\"stop_reason\":");
+    if (f->stop_text.p != NULL)
+        write_string(w, f->stop_text.p, f->stop_text.len);
+    else if (f->kind == FINISH_STOP && f->stop_id != TOKEN_NONE)
+        write_u64(w, f->stop_id);
+    else
+        LIT(w, "null");
 }
 
 static void write_usage(struct writer *w, const struct usage *u)
@@ -277,30 +267,138 @@ static void write_usage(struct writer *w, const struct usage *u)
     LIT(w, "}");
 }
 
-/* From "logprobs" to the end of the choice's object, without the brace. */
-static void write_choice_rest(struct render *v, struct writer *w, const struct render_choice *c)
+static void write_answer_usage(struct render *v, struct writer *w, const struct usage *u)
 {
-    LIT(w, ",\"logprobs\":");
-    write_logprobs(v, w, c->out);
-    if (c->finish.kind == FINISH_NONE) {
-        LIT(w, ",\"finish_reason\":null");
-    } else {
-        LIT(w, ",\"finish_reason\":");
-        write_text(w, c->finish.kind == FINISH_STOP ? "\"stop\"" : "\"length\"");
-        LIT(w, ",\"stop_reason\":");
-        if (c->finish.stop_text.p != NULL)
-            write_string(w, c->finish.stop_text.p, c->finish.stop_text.len);
-        else if (c->finish.kind == FINISH_STOP && c->finish.stop_id != TOKEN_NONE)
-            write_u64(w, c->finish.stop_id);
-        else
-            LIT(w, "null");
+    LIT(w, "],\"usage\":");
+    write_usage(w, u);
+    LIT(w, ",\"system_fingerprint\":");
+    write_string(w, v->fingerprint, strlen(v->fingerprint));
+    if (is_chat(v))
+        LIT(w, ",\"service_tier\":null");
+}
+
+static void key_begin(struct render *v, struct writer *w, const struct render_choice *c,
+                      const struct walk *k, enum key key)
+{
+    switch (key) {
+    case KEY_TEXT:
+        write_bytes(w, ",", c->index > 0);
+        LIT(w, "{\"index\":");
+        write_u64(w, c->index);
+        write_text(w, is_chat(v) ? ",\"message\":{\"role\":\"assistant\",\"content\":\""
+                                 : ",\"text\":\"");
+        break;
+    case KEY_NO_LOGPROBS: LIT(w, ",\"logprobs\":null"); break;
+    case KEY_OFFSETS: LIT(w, ",\"logprobs\":{\"text_offset\":["); break;
+    case KEY_LOGPROBS: LIT(w, ",\"token_logprobs\":["); break;
+    case KEY_TOKENS: LIT(w, ",\"tokens\":["); break;
+    case KEY_TOPS: LIT(w, ",\"top_logprobs\":["); break;
+    case KEY_CONTENT: LIT(w, ",\"logprobs\":{\"content\":["); break;
+    case KEY_REASON: write_reason(w, &c->finish); break;
+    case KEY_IDS: LIT(w, ",\"token_ids\":["); break;
+    case KEY_PROMPT_IDS: LIT(w, ",\"prompt_token_ids\":["); break;
+    case KEY_SCORES: LIT(w, ",\"prompt_logprobs\":[null"); break;
+    case KEY_USAGE: write_answer_usage(v, w, k->u); break;
     }
-    if (v->r->return_token_ids)
-        write_token_ids(w, c->out);
-    if (!is_chat(v) && v->r->return_token_ids && c->prompt != NULL)
-        write_ids(w, "prompt_token_ids", c->prompt->ids, c->prompt->n_ids);
-    if (!is_chat(v) && c->scores != NULL)
-        write_prompt_logprobs(v, w, c->scores);
+}
+
+static void key_end(struct render *v, struct writer *w, enum key key)
+{
+    switch (key) {
+    case KEY_TEXT: write_text(w, is_chat(v) ? "\",\"refusal\":null}" : "\""); break;
+    case KEY_NO_LOGPROBS:
+    case KEY_REASON:
+    case KEY_USAGE: break;
+    case KEY_TOPS: LIT(w, "]}"); break;
+    case KEY_CONTENT: LIT(w, "],\"refusal\":null}"); break;
+    default: LIT(w, "]");
+    }
+}
+
+static void token_item(struct render *v, struct writer *w, const struct text_part *p, enum key key,
+                       size_t i)
+{
+    const struct text_token *t = &p->tokens[i];
+    const struct sample_top *top = p->tops == NULL ? NULL : p->tops + t->top_at;
+    if (key == KEY_IDS && t->prompt)
+        return;
+    write_bytes(w, ",", i > 0 && !(key == KEY_IDS && t[-1].prompt));
+    if (key == KEY_OFFSETS)
+        write_u64(w, t->offset);
+    else if (key == KEY_TOKENS)
+        write_token_string(v, w, t->id);
+    else if (key == KEY_CONTENT)
+        write_chat_token(v, w, t, top);
+    else if (key == KEY_IDS)
+        write_u64(w, t->id);
+    else if (!t->scored)
+        LIT(w, "null");
+    else if (key == KEY_LOGPROBS)
+        write_logprob(w, logprob_of(t, top));
+    else
+        write_top_object(v, w, t, top);
+}
+
+/* Writes item i, or some from it on, and returns the next. */
+static size_t write_item(struct render *v, struct writer *w, const struct render_choice *c,
+                         enum key key, size_t i)
+{
+    enum { STRETCH = 4096 };
+    if (key == KEY_TEXT) {
+        size_t n = c->part.len - i < STRETCH ? c->part.len - i : STRETCH;
+        write_string_body(w, c->part.text + i, n);
+        return i + n;
+    }
+    if (key == KEY_PROMPT_IDS) {
+        write_bytes(w, ",", i > 0);
+        write_u64(w, c->prompt->ids[i]);
+    } else if (key == KEY_SCORES) {
+        const struct text_tokens *l = c->scores;
+        write_scores(v, w, &l->v[i], l->tops == NULL ? NULL : l->tops + l->v[i].top_at);
+    } else {
+        token_item(v, w, &c->part, key, i);
+    }
+    return i + 1;
+}
+
+/* Goes on at *at until w holds `most` bytes or a little more; true: all is written. */
+static bool write_keys(struct render *v, struct writer *w, const struct render_choice *c,
+                       const struct walk *k, struct render_at *at, size_t most)
+{
+    for (; at->key < k->n_keys; at->key++, at->item = 0) {
+        enum key key = k->keys[at->key];
+        if (!has_key(v, c, k, key))
+            continue;
+        if (w->failed || w->len >= most)
+            return false;
+        if (at->item == 0)
+            key_begin(v, w, c, k, key);
+        for (size_t n = n_items(c, key); at->item < n;) {
+            if (w->failed || (at->item > 0 && w->len >= most))
+                return false;
+            at->item = write_item(v, w, c, key, at->item);
+        }
+        key_end(v, w, key);
+    }
+    return true;
+}
+
+static void write_ready_text(struct writer *w, const struct text_part *p)
+{
+    LIT(w, "\"");
+    if (p->len > 0)
+        write_string_body(w, p->text, p->len);
+    LIT(w, "\"");
+}
+
+static void write_ids(struct writer *w, const char *key, const uint32_t *ids, size_t n)
+{
+    write_format(w, ",\"%s\":[", key);
+    for (size_t i = 0; i < n; i++) {
+        write_bytes(w, ",", i > 0);
+        write_u64(w, ids[i]);
+    }
+    LIT(w, "]");
 }
 
 /* --- events ------------------------------------------------------------------------------------- */
@@ -339,19 +437,20 @@ void render_role(struct render *v, struct writer *w, const struct render_choice 
 void render_chunk(struct render *v, struct writer *w, const struct render_choice *c,
                   const struct usage *u)
 {
-    const struct text_out *o = c->out;
+    const struct walk keys = {.keys = event_keys, .n_keys = ARRAY_LEN(event_keys)};
+    struct render_at at = {0};
     event_begin(v, w, c->index);
     if (!is_chat(v)) {
         LIT(w, ",\"text\":");
-        write_ready_text(w, o);
-    } else if (o->ready > 0 || c->finish.kind == FINISH_NONE) {
+        write_ready_text(w, &c->part);
+    } else if (c->part.len > 0 || c->finish.kind == FINISH_NONE) {
         LIT(w, ",\"delta\":{\"content\":");
-        write_ready_text(w, o);
+        write_ready_text(w, &c->part);
         LIT(w, "}");
     } else {
         LIT(w, ",\"delta\":{}");
     }
-    write_choice_rest(v, w, c);
+    write_keys(v, w, c, &keys, &at, SIZE_MAX);
     LIT(w, "}]");
     event_end(v, w, u);
 }
@@ -382,35 +481,23 @@ void render_answer_begin(struct render *v, struct writer *w)
     write_bytes(w, v->head.p + v->json_at, v->head.len - v->json_at);
 }
 
-void render_answer_choice(struct render *v, struct writer *w, const struct render_choice *c)
+bool render_answer_choice(struct render *v, struct writer *w, const struct render_choice *c,
+                          struct render_at *at, size_t most)
 {
-    write_bytes(w, ",", c->index > 0);
-    LIT(w, "{\"index\":");
-    write_u64(w, c->index);
-    if (is_chat(v))
-        LIT(w, ",\"message\":{\"role\":\"assistant\",\"content\":");
-    else
-        LIT(w, ",\"text\":");
-    write_ready_text(w, c->out);
-    if (is_chat(v))
-        LIT(w, ",\"refusal\":null}");
-    write_choice_rest(v, w, c);
+    const struct walk keys = {.keys = choice_keys, .n_keys = ARRAY_LEN(choice_keys)};
+    if (!write_keys(v, w, c, &keys, at, most))
+        return false;
     LIT(w, "}");
+    return true;
 }
 
-void render_answer_end(struct render *v, struct writer *w, const struct render_choice *first,
-                       const struct usage *u)
+bool render_answer_end(struct render *v, struct writer *w, const struct render_choice *first,
+                       const struct usage *u, struct render_at *at, size_t most)
 {
-    LIT(w, "],\"usage\":");
-    write_usage(w, u);
-    LIT(w, ",\"system_fingerprint\":");
-    write_string(w, v->fingerprint, strlen(v->fingerprint));
-    if (is_chat(v)) {
-        LIT(w, ",\"service_tier\":null");
-        if (first->scores != NULL)
-            write_prompt_logprobs(v, w, first->scores);
-        if (v->r->return_token_ids && first->prompt != NULL)
-            write_ids(w, "prompt_token_ids", first->prompt->ids, first->prompt->n_ids);
-    }
+    const struct walk keys = {
+        .keys = answer_keys, .n_keys = ARRAY_LEN(answer_keys), .of_answer = true, .u = u};
+    if (!write_keys(v, w, first, &keys, at, most))
+        return false;
     LIT(w, "}");
+    return true;
 }

@@ -38,10 +38,10 @@ struct usage {
     uint64_t prompt, completion, cached;
 };
 
-/* What one event or one element of "choices" shows: the ready part of `out`. */
+/* What one event or one element of "choices" shows. */
 struct render_choice {
     uint32_t index;
-    const struct text_out *out;
+    struct text_part part;
     struct finish finish;
     const struct request_prompt *prompt; /* its ids are shown if asked; NULL: not here */
     const struct text_tokens *scores;    /* prompt_logprobs; NULL: not asked */
@@ -68,11 +68,19 @@ void render_chunk(struct render *v, struct writer *w, const struct render_choice
 void render_last(struct render *v, struct writer *w, const struct usage *u);
 void render_error_event(struct writer *w, const struct api_error *e);
 
-/* A whole answer: begin, one call per choice in order of index, end. */
+/* How far a choice, or the end, of a whole answer is written; zero: not begun. */
+struct render_at {
+    size_t key, item;
+};
+
+/* A whole answer: begin, then each choice in order of index, then the end. These two go on at *at
+ * until the writer holds `most` bytes, or one item more; true: all of it is written. False too if
+ * the writer failed. */
 void render_answer_begin(struct render *v, struct writer *w);
-void render_answer_choice(struct render *v, struct writer *w, const struct render_choice *c);
+bool render_answer_choice(struct render *v, struct writer *w, const struct render_choice *c,
+                          struct render_at *at, size_t most);
 /* first: the first choice, for what chat shows once per answer. */
-void render_answer_end(struct render *v, struct writer *w, const struct render_choice *first,
-                       const struct usage *u);
+bool render_answer_end(struct render *v, struct writer *w, const struct render_choice *first,
+                       const struct usage *u, struct render_at *at, size_t most);
 
 #endif

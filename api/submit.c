@@ -2,7 +2,9 @@
  *
  * Admission bounds what waits, not what runs: `max_queued_requests` sequences beyond those the
  * engine can run at once, and `max_queued_tokens` prompt tokens. When nothing is queued a single
- * call may be larger than the token bound, or it could never be served.
+ * call may be larger than the token bound, or it could never be served. What answers hold besides
+ * text, tokens with their alternatives, is bounded by ANSWER_BYTES over all calls. (Text is not
+ * counted: of each token it is a ten-thousandth of what the KV cache holds.)
  *
  * A call with many sequences may be larger than the ring to the engine. So calls wait in a list and
  * are posted as room appears; memory is bounded by admission, and the ring's size changes nothing
@@ -10,6 +12,8 @@
 #include "api/call.h"
 
 #include <string.h>
+
+enum { ANSWER_BYTES = 1 << 30 };
 
 static uint64_t next_random(struct calls *c)
 {
@@ -64,6 +68,55 @@ static bool fits(const struct calls *c, const struct request *r, uint32_t p, str
     return false;
 }
 
+uint64_t submit_answer_bytes(const struct calls *c, const struct request *r)
+{
+    enum { TOKEN_BYTES = 48, TOP_BYTES = 8 }; /* as text_out.h keeps them */
+    uint64_t bytes = 0, top = r->top_logprobs > 0 ? (uint64_t)r->top_logprobs : 0;
+    uint64_t prompt_top = r->prompt_logprobs > 0 ? (uint64_t)r->prompt_logprobs : 0;
+    bool keep = r->logprobs || r->return_token_ids;
+    for (uint32_t p = 0; p < r->n_prompts; p++) {
+        uint64_t n_prompt = r->prompts[p].n_ids, n = 0;
+        if (keep)
+            n = request_room(r, &c->api->rules, p);
+        if (r->echo && r->logprobs)
+            n += n_prompt;
+        bytes += n * r->n * (TOKEN_BYTES + TOP_BYTES * top);
+        if (r->echo)
+            bytes += r->n * (uint64_t)r->prompts[p].text_len;
+        if (r->prompt_logprobs >= 0)
+            bytes += n_prompt * (TOKEN_BYTES + TOP_BYTES * prompt_top);
+    }
+    return bytes;
+}
+
+/* The field that makes an answer so large. */
+static const char *large_field(const struct request *r)
+{
+    if (r->logprobs)
+        return r->kind == REQUEST_CHAT ? "top_logprobs" : "logprobs";
+    return r->prompt_logprobs >= 0 ? "prompt_logprobs" : r->echo ? "echo" : "return_token_ids";
+}
+
+static bool answer_fits(struct calls *c, const struct request *r, struct api_error *e)
+{
+    uint64_t bytes = submit_answer_bytes(c, r);
+    if (bytes > ANSWER_BYTES) {
+        error_set(e, 400, "invalid_value", large_field(r),
+                  "The answer could hold %llu MiB of tokens and alternatives; this server holds %u "
+                  "MiB for all. Ask for fewer sequences, a smaller max_tokens or fewer "
+                  "alternatives.",
+                  (unsigned long long)(bytes >> 20), ANSWER_BYTES >> 20);
+        return false;
+    }
+    if (c->answer_bytes + bytes > ANSWER_BYTES) {
+        error_set(e, 503, "server_overloaded", NULL,
+                  "The server is full: other answers hold the memory for log-probabilities.");
+        e->retry_after_s = submit_retry_after(c);
+        return false;
+    }
+    return true;
+}
+
 bool submit_admit(struct calls *c, const struct request *r, struct api_error *e)
 {
     const struct api_config *cfg = &c->api->cfg;
@@ -92,7 +145,7 @@ bool submit_admit(struct calls *c, const struct request *r, struct api_error *e)
         e->retry_after_s = submit_retry_after(c);
         return false;
     }
-    return true;
+    return answer_fits(c, r, e);
 }
 
 /* --- ids ---------------------------------------------------------------------------------------- */

@@ -48,7 +48,7 @@ void text_out_fini(struct text_out *t)
     *t = (struct text_out){0};
 }
 
-/* Twice what is there, and at least what is needed. */
+/* Twice what is there, and at least what is needed (> 0). NULL: no memory, and p is as it was. */
 static void *grown(void *p, size_t *room, size_t need, size_t first, size_t size)
 {
     if (need <= *room)
@@ -56,15 +56,33 @@ static void *grown(void *p, size_t *room, size_t need, size_t first, size_t size
     size_t want = *room * 2 > first ? *room * 2 : first;
     if (want < need)
         want = need;
-    p = mem_grow(p, *room * size, want * size);
-    *room = want;
+    p = mem_try_grow(p, *room * size, want * size);
+    if (p != NULL)
+        *room = want;
     return p;
+}
+
+static bool tokens_room(struct text_tokens *l, uint32_t n_top)
+{
+    struct text_token *v = grown(l->v, &l->room, l->n + 1, FIRST_TOKENS, sizeof *v);
+    if (v == NULL)
+        return false;
+    l->v = v;
+    if (n_top == 0)
+        return true;
+    struct sample_top *tops =
+        grown(l->tops, &l->top_room, l->n_tops + n_top, FIRST_TOKENS, sizeof *tops);
+    if (tops == NULL)
+        return false;
+    l->tops = tops;
+    return true;
 }
 
 struct text_token *text_out_tokens_add(struct text_tokens *l, const struct text_piece *p)
 {
-    l->v = grown(l->v, &l->room, l->n + 1, FIRST_TOKENS, sizeof *l->v);
-    l->tops = grown(l->tops, &l->top_room, l->n_tops + p->n_top, FIRST_TOKENS, sizeof *l->tops);
+    l->failed = l->failed || !tokens_room(l, p->n_top);
+    if (l->failed)
+        return NULL;
     struct text_token *t = &l->v[l->n++];
     *t = (struct text_token){.id = p->id,
                              .rank = p->rank,
@@ -78,10 +96,22 @@ struct text_token *text_out_tokens_add(struct text_tokens *l, const struct text_
     return t;
 }
 
+/* NULL: failed, now or before. more > 0. */
 static char *text_room(struct text_out *t, size_t more)
 {
-    t->text = grown(t->text, &t->room, t->len + more, FIRST_TEXT, 1);
-    return t->text + t->len;
+    char *text = t->failed ? NULL : grown(t->text, &t->room, t->len + more, FIRST_TEXT, 1);
+    t->failed = text == NULL;
+    if (text == NULL)
+        return NULL;
+    t->text = text;
+    return text + t->len;
+}
+
+static struct text_token *add_token(struct text_out *t, const struct text_piece *p)
+{
+    struct text_token *e = text_out_tokens_add(&t->tokens, p);
+    t->failed = t->failed || e == NULL;
+    return e;
 }
 
 static bool begins_character(char c)
@@ -107,8 +137,9 @@ static void update_ready(struct text_out *t, size_t ready)
 void text_out_echo(struct text_out *t, const char *p, size_t len)
 {
     CHECK(t->len == 0 && t->tokens.n == 0);
-    if (len > 0)
-        memcpy(text_room(t, len), p, len);
+    if (len == 0 || text_room(t, len) == NULL)
+        return;
+    memcpy(t->text, p, len);
     text_added(t, len);
     t->echo_len = len;
     update_ready(t, len);
@@ -123,10 +154,11 @@ void text_out_echo_token(struct text_out *t, const struct text_piece *p)
         len = p->hidden ? 0 : len < left ? len : left;
     /* Inside a character, the characters before it are those that end before it. */
     bool inside = left > 0 && !begins_character(echo[t->echo_at]);
-    if (t->keep_tokens) {
-        struct text_token *e = text_out_tokens_add(&t->tokens, p);
+    struct text_token *e = t->keep_tokens ? add_token(t, p) : NULL;
+    if (e != NULL) {
         e->prompt = true;
         e->offset = t->echo_chars - inside;
+        e->end = t->echo_at + len;
     }
     for (size_t i = 0; i < len; i++)
         t->echo_chars += begins_character(echo[t->echo_at + i]);
@@ -179,14 +211,18 @@ static void cut(struct text_out *t, const struct match *m)
 bool text_out_push(struct text_out *t, const struct text_piece *p)
 {
     CHECK(!t->stopped);
+    if (t->failed)
+        return false;
     size_t from = t->len;
     uint64_t offset = t->chars;
     if (!p->hidden) {
         char *at = text_room(t, 3 * (p->bytes.len + 3));
+        if (at == NULL)
+            return false;
         text_added(t, utf8_stream_push(&t->utf8, p->bytes.p, p->bytes.len, at));
     }
-    if (t->keep_tokens) {
-        struct text_token *e = text_out_tokens_add(&t->tokens, p);
+    struct text_token *e = t->keep_tokens ? add_token(t, p) : NULL;
+    if (e != NULL) {
         e->offset = (uint32_t)offset;
         e->end = t->len;
     }
@@ -203,8 +239,9 @@ bool text_out_push(struct text_out *t, const struct text_piece *p)
 
 void text_out_end(struct text_out *t)
 {
-    if (!t->stopped)
-        text_added(t, utf8_stream_flush(&t->utf8, text_room(t, 3)));
+    char *at = t->stopped ? NULL : text_room(t, 3);
+    if (at != NULL)
+        text_added(t, utf8_stream_flush(&t->utf8, at));
     update_ready(t, t->len);
 }
 
@@ -224,6 +261,44 @@ static void tokens_take(struct text_tokens *l, size_t n, size_t bytes)
     }
 }
 
+bool text_out_has_part(const struct text_out *t)
+{
+    return t->told < t->ready || t->n_told < t->n_ready_tokens;
+}
+
+/* Text leaves with the tokens it belongs to, so far as whole characters allow. */
+struct text_part text_out_part(const struct text_out *t, size_t most)
+{
+    enum { TOKEN_JSON = 64 }; /* a token, or an alternative, written out: about so many bytes */
+    size_t n = t->n_told, end = t->ready, bytes = 0;
+    while (n < t->n_ready_tokens && bytes < most)
+        bytes += TOKEN_JSON * (1 + (size_t)t->tokens.v[n++].n_top);
+    if (n < t->n_ready_tokens)
+        end = t->tokens.v[n - 1].end;
+    if (end < t->told)
+        end = t->told;
+    if (end - t->told > most) {
+        end = t->told + most;
+        while (n > t->n_told + 1 && t->tokens.v[n - 1].end > end)
+            n--;
+    }
+    while (end > t->told && end < t->ready && !begins_character(t->text[end]))
+        end--;
+    return (struct text_part){.text = t->text == NULL ? NULL : t->text + t->told,
+                              .len = end - t->told,
+                              .tokens = t->tokens.v == NULL ? NULL : t->tokens.v + t->n_told,
+                              .n_tokens = n - t->n_told,
+                              .tops = t->tokens.tops};
+}
+
+void text_out_take_part(struct text_out *t, const struct text_part *p)
+{
+    t->told += p->len;
+    t->n_told += p->n_tokens;
+    if (!text_out_has_part(t))
+        text_out_take(t); /* only now: to move the rest each time would be quadratic */
+}
+
 void text_out_take(struct text_out *t)
 {
     tokens_take(&t->tokens, t->n_ready_tokens, t->ready);
@@ -231,6 +306,6 @@ void text_out_take(struct text_out *t)
     t->len -= t->ready;
     if (t->len > 0)
         memmove(t->text, t->text + t->ready, t->len);
-    t->ready = 0;
+    t->ready = t->told = t->n_told = 0;
     t->echo_len = t->echo_at = 0; /* taken with the rest */
 }

@@ -40,6 +40,16 @@ struct text_tokens {
     struct text_token *v;
     struct sample_top *tops;
     size_t n, room, n_tops, top_room;
+    bool failed; /* no memory for one of them */
+};
+
+/* A stretch of text and tokens that may leave; borrowed from its text_out until that changes. */
+struct text_part {
+    const char *text; /* [len], whole characters */
+    size_t len;
+    const struct text_token *tokens; /* [n_tokens] */
+    size_t n_tokens;
+    const struct sample_top *tops; /* what top_at counts from; NULL: no token has any */
 };
 
 struct text_out {
@@ -52,6 +62,8 @@ struct text_out {
     size_t len, room, ready;
     struct text_tokens tokens; /* not taken yet; empty unless keep_tokens */
     size_t n_ready_tokens;     /* of tokens: those whose text is ready */
+    size_t told, n_told;       /* of text and tokens: taken by parts, but still here */
+    bool failed;               /* no memory: text is missing, the answer cannot be given */
     uint64_t chars;            /* characters of the whole text so far */
     size_t echo_len, echo_at;  /* bytes of echoed text, and of those that echo tokens cover */
     uint32_t echo_chars;       /* characters that begin before echo_at */
@@ -86,10 +98,16 @@ void text_out_echo_token(struct text_out *t, const struct text_piece *p);
 bool text_out_push(struct text_out *t, const struct text_piece *p);
 /* No more tokens: all text is ready, an unfinished character becomes U+FFFD. */
 void text_out_end(struct text_out *t);
+/* What is ready and not taken, from its begin: about `most` bytes of it as JSON, and never nothing
+ * if there is something. SIZE_MAX: all of it. */
+struct text_part text_out_part(const struct text_out *t, size_t most);
+/* Forgets this part, which was the last that text_out_part gave. */
+void text_out_take_part(struct text_out *t, const struct text_part *p);
 /* Forgets text[0 .. ready) and tokens.v[0 .. n_ready_tokens). */
 void text_out_take(struct text_out *t);
+bool text_out_has_part(const struct text_out *t); /* a part would not be empty */
 
-/* The new token, to be completed; borrowed until the next call. */
+/* The new token, to be completed; borrowed until the next call. NULL: no memory. */
 struct text_token *text_out_tokens_add(struct text_tokens *l, const struct text_piece *p);
 void text_out_tokens_fini(struct text_tokens *l);
 

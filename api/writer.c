@@ -1,8 +1,8 @@
 /* A growing byte buffer and the JSON forms we write.
  *
  * Streams escape one short string per token and frame it, so the escaper copies runs of ordinary
- * bytes. Memory is never given back before writer_fini: a writer
- * lives as long as its connection's answer and its size settles at the largest piece written.
+ * bytes. A writer holds what clients can make large, so running out of memory is not our
+ * mistake: `failed` sticks, and whoever sends the bytes looks at it once, at the end.
  *
  * A writer belongs to whoever made it; nothing here is shared between threads. */
 #include "api/writer.h"
@@ -28,17 +28,34 @@ void writer_fini(struct writer *w)
 void writer_reset(struct writer *w)
 {
     w->len = 0;
+    w->failed = false;
     w->p[0] = '\0';
 }
 
-/* Room for more bytes and the final NUL. */
+void writer_shrink(struct writer *w, size_t most)
+{
+    if (w->room > most) {
+        writer_fini(w);
+        writer_init(w);
+    }
+    writer_reset(w);
+}
+
+/* Room for more bytes and the final NUL; NULL: failed, now or before. */
 static char *reserve(struct writer *w, size_t more)
 {
     size_t need;
+    if (w->failed)
+        return NULL;
     CHECK(!__builtin_add_overflow(w->len, more, &need) && need < SIZE_MAX / 4);
     if (need + 1 > w->room) {
         size_t room = w->room * 2 > need + 1 ? w->room * 2 : need + 1;
-        w->p = mem_grow(w->p, w->room, room);
+        char *p = mem_try_grow(w->p, w->room, room);
+        if (p == NULL) {
+            w->failed = true;
+            return NULL;
+        }
+        w->p = p;
         w->room = room;
     }
     return w->p + w->len;
@@ -47,6 +64,8 @@ static char *reserve(struct writer *w, size_t more)
 void write_bytes(struct writer *w, const char *p, size_t len)
 {
     char *at = reserve(w, len);
+    if (at == NULL)
+        return;
     if (len > 0)
         memcpy(at, p, len);
     at[len] = '\0';
@@ -63,15 +82,15 @@ void write_format(struct writer *w, const char *fmt, ...)
     va_list ap, again;
     va_start(ap, fmt);
     va_copy(again, ap);
-    int need = vsnprintf(w->p + w->len, w->room - w->len, fmt, ap);
+    int need = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
     CHECK(need >= 0);
-    if ((size_t)need >= w->room - w->len) {
-        char *at = reserve(w, (size_t)need);
+    char *at = reserve(w, (size_t)need);
+    if (at != NULL) {
         vsnprintf(at, (size_t)need + 1, fmt, again);
+        w->len += (size_t)need;
     }
     va_end(again);
-    w->len += (size_t)need;
 }
 
 /* What follows the backslash; 'u': six characters; 0: the byte stands for itself. */

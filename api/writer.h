@@ -8,11 +8,13 @@
 struct writer {
     char *p; /* NUL-terminated */
     size_t len, room;
+    bool failed; /* no memory: nothing is written any more, and what is there is not whole */
 };
 
 void writer_init(struct writer *w);
 void writer_fini(struct writer *w);
-void writer_reset(struct writer *w); /* keeps the memory */
+void writer_reset(struct writer *w);               /* keeps the memory; forgets that it failed */
+void writer_shrink(struct writer *w, size_t most); /* resets, and keeps at most so many bytes */
 void write_bytes(struct writer *w, const char *p, size_t len);
 void write_text(struct writer *w, const char *s);
 void write_format(struct writer *w, const char *fmt, ...) PRINTF_LIKE(2, 3);

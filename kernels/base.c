@@ -60,13 +60,20 @@ void *mem_try_alloc(size_t bytes)
 
 void *mem_grow(void *p, size_t old_bytes, size_t new_bytes)
 {
-    CHECK(new_bytes >= old_bytes);
-    char *q = realloc(p, new_bytes ? new_bytes : 1);
+    char *q = mem_try_grow(p, old_bytes, new_bytes);
     if (q == NULL) {
         fprintf(stderr, "spind: out of memory (%zu bytes asked)\n", new_bytes);
         abort();
     }
-    memset(q + old_bytes, 0, new_bytes - old_bytes);
+    return q;
+}
+
+void *mem_try_grow(void *p, size_t old_bytes, size_t new_bytes)
+{
+    CHECK(new_bytes >= old_bytes);
+    char *q = realloc(p, new_bytes ? new_bytes : 1);
+    if (q != NULL)
+        memset(q + old_bytes, 0, new_bytes - old_bytes);
     return q;
 }
 

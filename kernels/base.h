@@ -5,7 +5,8 @@
  *   - we did something wrong: CHECK() aborts with a message, in every build;
  *   - the machine is out of ordinary memory: mem_alloc() aborts. What is bounded by design
  *     (blocks, queue slots, mailbox bytes) never takes this road: it returns ERR_FULL, and is
- *     tested. Large or request-sized memory goes through mem_try_alloc(), which may return NULL.
+ *     tested. Large or request-sized memory goes through mem_try_alloc() and mem_try_grow(), which may
+ *     return NULL.
  *
  * This header is read by C11 and by CUDA C++17, so it keeps to what both accept. */
 #ifndef KERNELS_BASE_H
@@ -65,7 +66,9 @@ void *mem_alloc(size_t bytes);     /* zeroed; never NULL */
 void *mem_try_alloc(size_t bytes); /* zeroed; NULL: no memory */
 void *mem_grow(void *p, size_t old_bytes,
                size_t new_bytes); /* realloc, new part zeroed; never NULL */
-void mem_free(const void *p);     /* NULL is allowed */
+/* The same for what a request makes large; NULL: no memory, and p is as it was. */
+void *mem_try_grow(void *p, size_t old_bytes, size_t new_bytes);
+void mem_free(const void *p); /* NULL is allowed */
 
 /* A bump allocator with one owner and one moment of death. Nothing in it is freed alone.
  * It grows by chaining chunks, up to `max_bytes` in all: beyond that arena_alloc returns NULL. */

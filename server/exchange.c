@@ -120,17 +120,51 @@ void exchange_reply(struct exchange *x, const struct reply *r)
     conn_reply(conn_of(x), r);
 }
 
-void exchange_stream_begin(struct exchange *x, const char *extra)
+static void begin_chunks(struct conn *c, const char *content_type, const char *extra)
 {
-    struct conn *c = conn_of(x);
     CHECK(!c->answered && !c->streaming && c->state == CONN_CALL);
     c->chunked = !http_parse_is_1_0(&c->parse);
     /* Without chunks only the end of the connection can mark the end of the stream. */
     c->close_after = c->close_after || !c->chunked || conn_must_close(c);
-    put_head(c, 200, "text/event-stream; charset=utf-8", extra, c->close_after);
-    put(c, "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n");
+    put_head(c, 200, content_type, extra, c->close_after);
     put(c, c->chunked ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
     c->streaming = true;
+}
+
+void exchange_stream_begin(struct exchange *x, const char *extra)
+{
+    static const char fresh[] = "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
+    char lines[512];
+    int n = snprintf(lines, sizeof lines, "%s%s", extra == NULL ? "" : extra, fresh);
+    CHECK((size_t)n < sizeof lines); /* our own static text */
+    begin_chunks(conn_of(x), "text/event-stream; charset=utf-8", lines);
+}
+
+void exchange_chunks_begin(struct exchange *x, const char *content_type)
+{
+    begin_chunks(conn_of(x), content_type, NULL);
+}
+
+/* Into the open chunk, which never outgrows its five digits. */
+static bool put_chunked(struct conn *c, const char *p, size_t len)
+{
+    enum { CHUNK_MAX = 256 * 1024 };
+    while (len > 0) {
+        if (c->chunked && c->chunk_at != SIZE_MAX && c->out.len - c->chunk_at > CHUNK_MAX)
+            conn_close_chunk(c);
+        if (c->chunked && c->chunk_at == SIZE_MAX) {
+            size_t at = c->out.len;
+            if (!conn_put(c, "00000\r\n", 7))
+                return false;
+            c->chunk_at = at;
+        }
+        size_t n = len < CHUNK_MAX ? len : CHUNK_MAX;
+        if (!conn_put(c, p, n))
+            return false;
+        p += n;
+        len -= n;
+    }
+    return true;
 }
 
 /* The hot path: per token one bounds check and one copy. */
@@ -142,20 +176,12 @@ status exchange_stream_write(struct exchange *x, const char *p, size_t len)
         return err(ERR_FULL, "the client is gone");
     if (c->out.len >= CONN_PUSH_BYTES)
         c->env->push(c);
-    if (conn_unsent(c) + len > c->env->limits.stream_hard_bytes) {
+    if (conn_unsent(c) > c->env->limits.stream_hard_bytes) {
         c->broken = true;
         c->env->wake(c);
         return err(ERR_FULL, "the client does not read: %zu bytes unsent", conn_unsent(c));
     }
-    if (len == 0) /* an empty chunk would end the stream */
-        return OK;
-    if (c->chunked && c->chunk_at == SIZE_MAX) {
-        size_t at = c->out.len;
-        if (!conn_put(c, "00000\r\n", 7))
-            return err(ERR_FULL, "no memory for the stream");
-        c->chunk_at = at;
-    }
-    return conn_put(c, p, len) ? OK : err(ERR_FULL, "no memory for the stream");
+    return put_chunked(c, p, len) ? OK : err(ERR_FULL, "no memory for the stream");
 }
 
 size_t exchange_stream_unsent(const struct exchange *x)

@@ -69,6 +69,8 @@ static void on_written(uv_write_t *w, int rc)
         l->conn.broken = true;
     else
         l->conn.progress_us = l->net->env.now_us;
+    if (l->conn.streaming)
+        api_writable(l->net->env.api);
     link_wake(&l->conn);
 }
 
@@ -305,7 +307,7 @@ static bool over_caps(struct net *n, const struct link *fresh)
 static void turn_away(struct link *l)
 {
     struct net *n = l->net;
-    char body[512];
+    char body[1024]; /* as api_error_body wants it */
     n->refused++;
     if (n->n_turned_away >= NET_TURNED_AWAY_MAX) {
         l->turned_away = true;

@@ -251,7 +251,7 @@ const struct option options_table[] = {
 
     {.name = "max-num-queued-reqs",
      .group = "limits",
-     COUNT(api.max_queued_requests, 1, 1 << 20),
+     COUNT(api.max_queued_requests, 1, 1 << 19),
      .preset = "256",
      .help = "Requests that may wait; more get 503."},
     {.name = "max-num-queued-tokens",
@@ -315,7 +315,7 @@ const struct option options_table[] = {
      .help = "Seconds without a byte taken after which a client is cut off."},
     {.name = "stream-buffer",
      .group = "limits",
-     BYTES(limits.stream_hard_bytes, 16u << 10, 512u << 10),
+     BYTES(limits.stream_hard_bytes, 128u << 10, 512u << 10),
      .preset = "256K",
      .help = "Bytes of a stream kept for a client that reads slowly; more and it is cut off."},
 

@@ -93,6 +93,11 @@ size_t exchange_stream_unsent(const struct exchange *x)
 {
     return x->unsent;
 }
+void exchange_chunks_begin(struct exchange *x, const char *content_type)
+{
+    (void)content_type;
+    exchange_stream_begin(x, NULL);
+}
 void exchange_stream_end(struct exchange *x, bool clean)
 {
     CHECK(x->stream && !x->ended);

@@ -85,6 +85,11 @@ size_t exchange_stream_unsent(const struct exchange *x)
     (void)x;
     return 0;
 }
+void exchange_chunks_begin(struct exchange *x, const char *content_type)
+{
+    (void)content_type;
+    exchange_stream_begin(x, NULL);
+}
 void exchange_stream_end(struct exchange *x, bool clean)
 {
     (void)x;

@@ -285,7 +285,7 @@ static void a_client_that_leaves_is_never_touched_again(void)
     for (int i = 0; i < 3; i++)
         rig_done(&g, g.ids[i], DONE_CANCELLED, 0, 1);
     calls_flush(&g.a);
-    ok(g.a.calls->first == NULL && calls_queued(g.a.calls) == 0 && calls_active(g.a.calls) == 0,
+    ok(g.a.calls->first == NULL && g.a.calls->n_queued == 0 && calls_active(g.a.calls) == 0,
        "its memory goes with the last MSG_DONE");
     rig_fini(&g);
 }
@@ -306,7 +306,7 @@ static void the_queue_is_bounded(void)
            strstr(x[15].extra, "Retry-After: "),
        "the others get 503 and when to come back");
     rig_scheduled(&g, g.ids[0]);
-    is_int(calls_queued(g.a.calls), 11, "a scheduled sequence is not queued");
+    is_int(g.a.calls->n_queued, 11, "a scheduled sequence is not queued");
     struct exchange big;
     rig_open(&big);
     rig_start(&g, &big, REQUEST_COMPLETION, "{\"prompt\":[\"a\",\"b\"],\"n\":8,\"temperature\":1}");
@@ -415,7 +415,7 @@ static void a_full_mailbox_delays_and_loses_nothing(void)
                         &e) == OK);
     call_start(&g.a, &x, r);
     ok(g.a.calls->waiting != NULL && x.status == 0, "what the ring cannot take now waits");
-    is_int(calls_queued(g.a.calls), 8, "and counts as queued");
+    is_int(g.a.calls->n_queued, 8, "and counts as queued");
     rig_listen(&g);
     while (g.a.calls->waiting != NULL) {
         calls_flush(&g.a);

@@ -70,15 +70,26 @@ static void has(const struct page *p, const char *want, const char *name)
 
 static void whole(struct page *p, enum finish_kind kind, const struct text_tokens *scores)
 {
-    struct render_choice c = {.out = &p->out,
-                              .finish = {.kind = kind, .stop_id = TOKEN_NONE},
-                              .prompt = &p->prompt,
-                              .scores = scores};
+    struct render_choice c = {
+        .finish = {.kind = kind, .stop_id = TOKEN_NONE}, .prompt = &p->prompt, .scores = scores};
     struct usage u = {.prompt = 40, .completion = 2, .cached = 32};
+    struct render_at at = {0}, end = {0};
+    struct writer piece;
     text_out_end(&p->out);
+    c.part = text_out_part(&p->out, SIZE_MAX);
     render_answer_begin(&p->v, &p->w);
-    render_answer_choice(&p->v, &p->w, &c);
-    render_answer_end(&p->v, &p->w, &c, &u);
+    CHECK(render_answer_choice(&p->v, &p->w, &c, &at, SIZE_MAX));
+    CHECK(render_answer_end(&p->v, &p->w, &c, &u, &end, SIZE_MAX));
+    /* The same in stretches of some bytes. */
+    at = end = (struct render_at){0};
+    writer_init(&piece);
+    render_answer_begin(&p->v, &piece);
+    for (size_t most = piece.len; !render_answer_choice(&p->v, &piece, &c, &at, most);)
+        most = piece.len + 1;
+    for (size_t most = 1; !render_answer_end(&p->v, &piece, &c, &u, &end, most);)
+        most = piece.len + 1;
+    CHECK(strcmp(piece.p, p->w.p) == 0);
+    writer_fini(&piece);
 }
 
 static void whole_chat_answers_have_every_key(void)
