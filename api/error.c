@@ -6,6 +6,7 @@
  *
  * Thread: any; the struct belongs to the caller. error_reply: loop thread. */
 #include "api/error.h"
+#include "engine/text/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,27 +39,19 @@ static const struct usual *find_usual(int http_status)
     return http_status >= 500 ? &usuals[ARRAY_LEN(usuals) - 2] : &usuals[0];
 }
 
-/* Length of the UTF-8 character at p, or 0. Complete: bytes after p[len] are not looked at. */
-static size_t character(const unsigned char *p, size_t len)
+/* Length of the character at p, or 0: broken, or a control. */
+static size_t character(const char *p, size_t len)
 {
-    if (p[0] < 0x80)
-        return p[0] >= 0x20 && p[0] != 0x7f ? 1 : 0;
-    size_t n = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-    if (p[0] < 0xc2 || p[0] > 0xf4 || len < n)
-        return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);
-    bool outside = (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf4 && p[1] > 0x8f);
-    return overlong || outside ? 0 : n;
+    unsigned n;
+    uint32_t c = utf8_decode(p, p + len, &n);
+    return c == UTF8_BAD || c < 0x20 || c == 0x7f ? 0 : n;
 }
 
 static void clean(char *s)
 {
     size_t len = strlen(s);
     for (size_t i = 0; i < len;) {
-        size_t n = character((const unsigned char *)s + i, len - i);
+        size_t n = character(s + i, len - i);
         if (n == 0)
             s[i] = '?';
         i += n == 0 ? 1 : n;
@@ -88,7 +81,7 @@ static size_t put_string(char *buf, size_t at, size_t room, const char *s)
         return at + (size_t)snprintf(buf + at, room - at, "null");
     buf[at++] = '"';
     while (*s != '\0' && at + 6 < room) {
-        size_t n = character((const unsigned char *)s, strlen(s));
+        size_t n = character(s, strlen(s));
         if (*s == '"' || *s == '\\')
             buf[at++] = '\\';
         if (n == 0)

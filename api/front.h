@@ -6,7 +6,7 @@
 #include "api/internal.h"
 #include "api/request_fields.h"
 
-/* One line per path and method set; the table is small_routes. */
+/* One line per path and method set; the table is `routes` in small.c. */
 struct route {
     const char *path;
     bool prefix;       /* the path goes on with a name */
@@ -33,7 +33,7 @@ struct front {
     size_t job_bytes;                 /* bodies held */
     struct token_scratch *idle[JOBS_AT_ONCE];
     uint32_t n_idle;
-    uint64_t random;           /* state of job_seed */
+    uint64_t random;           /* of SplitMix64: seeds of requests that name none */
     const char *model_name[1]; /* rules.names if none was configured */
     uint64_t now_us;           /* of the last tick */
     uint64_t quiet_us;         /* when there was last nothing to do */

@@ -5,6 +5,7 @@
  * all together hold a bounded number of bytes. The client may leave meanwhile: the job then has no
  * exchange and its result is thrown away. A job is freed in job_done, on the loop, and nowhere else. */
 #include "api/front.h"
+#include "kernels/core/splitmix.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -40,15 +41,6 @@ status job_init(struct front *f)
     return OK;
 }
 
-/* SplitMix64: a seed for a request that names none. */
-static uint64_t job_seed(struct front *f)
-{
-    uint64_t z = f->random += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 static bool is_text(const struct route *rt)
 {
     return rt->body == BODY_TOKENIZE || rt->body == BODY_DETOKENIZE;
@@ -68,6 +60,13 @@ static void job_work(void *arg)
 
 static void answer_text(struct api *a, struct exchange *x, const struct writer *w)
 {
+    struct api_error e;
+    if (w->failed) {
+        error_set(&e, 503, "server_overloaded", NULL, "No memory for this answer now.");
+        e.retry_after_s = 1;
+        api_refuse(a, x, &e, false);
+        return;
+    }
     struct reply reply = {
         .status = 200, .content_type = "application/json", .body = w->p, .len = w->len};
     api_answer(a, x, &reply);
@@ -175,7 +174,7 @@ static void enqueue(struct api *a, struct exchange *x, const struct route *rt,
     j->x = x;
     j->route = rt;
     j->rules = a->rules;
-    j->seed = job_seed(f);
+    j->seed = splitmix_next(&f->random);
     j->len = body.len;
     memcpy(j->body, body.p, body.len);
     j->next = f->jobs;
@@ -196,7 +195,8 @@ static void run_here(struct api *a, struct exchange *x, const struct route *rt,
     struct request *r = NULL;
     struct api_error e;
     struct writer w;
-    status st = request_parse_as(&r, rt->body, &a->rules, a->scratch, body, job_seed(a->front), &e);
+    status st = request_parse_as(&r, rt->body, &a->rules, a->scratch, body,
+                                 splitmix_next(&a->front->random), &e);
     if (st != OK) {
         api_refuse(a, x, &e, false);
     } else if (!is_text(rt)) {

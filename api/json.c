@@ -9,6 +9,7 @@
  *
  * What follows the guard may rely on the grammar: no reader below checks it again. */
 #include "api/json.h"
+#include "engine/text/utf8.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -106,20 +107,6 @@ static status check_escape(struct guard *g)
     return OK;
 }
 
-/* Bytes of the UTF-8 character at p, or 0. The NUL after the text is no continuation byte. */
-static size_t utf8_length(const unsigned char *p)
-{
-    size_t n = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
-    if (p[0] < 0xc2 || p[0] > 0xf4)
-        return 0;
-    for (size_t i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);
-    bool outside = (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf4 && p[1] > 0x8f);
-    return overlong || outside ? 0 : n;
-}
-
 /* g->at is on the opening quote; leaves it behind the closing one. */
 static status check_string(struct guard *g, bool *escaped)
 {
@@ -141,36 +128,12 @@ static status check_string(struct guard *g, bool *escaped)
         } else if (c < 0x80) {
             g->at++;
         } else {
-            size_t n = utf8_length((const unsigned char *)g->at);
-            if (n == 0)
+            unsigned n;
+            if (utf8_decode(g->at, g->end, &n) == UTF8_BAD)
                 return broken(g, "the text is not UTF-8");
             g->at += n;
         }
     }
-}
-
-static size_t put_utf8(char *out, uint32_t c)
-{
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (char)(0xc0 | c >> 6);
-        out[1] = (char)(0x80 | (c & 0x3f));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (char)(0xe0 | c >> 12);
-        out[1] = (char)(0x80 | (c >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (c & 0x3f));
-        return 3;
-    }
-    out[0] = (char)(0xf0 | c >> 18);
-    out[1] = (char)(0x80 | (c >> 12 & 0x3f));
-    out[2] = (char)(0x80 | (c >> 6 & 0x3f));
-    out[3] = (char)(0x80 | (c & 0x3f));
-    return 4;
 }
 
 /* p is on a backslash of a checked string. Writes the character, at most 4 bytes, and returns
@@ -192,7 +155,7 @@ static const char *unescape_one(const char *p, char *out, size_t *n)
         c = 0x10000 + ((c - 0xd800) << 10) + ((uint32_t)hex4(p + 2) - 0xdc00);
         p += 6;
     }
-    *n = put_utf8(out, c);
+    *n = utf8_encode(c, out);
     return p;
 }
 

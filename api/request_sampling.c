@@ -292,17 +292,24 @@ static void settle_params(struct request_draft *d)
         d->r->params.top_p = 1e-30f;
 }
 
+/* A vocabulary of ten tokens has ten best ones, whatever was asked. */
+static int32_t at_most_vocab(const struct request_draft *d, int64_t tops)
+{
+    int64_t vocab = d->rules->info->vocab;
+    return (int32_t)(tops < vocab ? tops : vocab);
+}
+
 static status settle_logprobs(struct request_draft *d)
 {
     struct request *r = d->r;
     r->top_logprobs = -1;
-    r->prompt_logprobs = d->prompt_logprobs.given ? (int32_t)d->prompt_logprobs.v : -1;
+    r->prompt_logprobs = d->prompt_logprobs.given ? at_most_vocab(d, d->prompt_logprobs.v) : -1;
     if (d->prompt_logprobs.given && d->stream.v)
         return request_fields_bad(d, NULL, "prompt_logprobs",
                                   "`prompt_logprobs` are not available when `stream=True`.");
     if (d->kind == BODY_COMPLETION) {
         r->logprobs = d->logprobs.given;
-        r->top_logprobs = d->logprobs.given ? (int32_t)d->logprobs.v : -1;
+        r->top_logprobs = d->logprobs.given ? at_most_vocab(d, d->logprobs.v) : -1;
         return OK;
     }
     if (d->top_logprobs.v > 0 && !d->logprobs_flag.v)
@@ -310,7 +317,7 @@ static status settle_logprobs(struct request_draft *d)
                                   "when using `top_logprobs`, `logprobs` must be set to true.");
     r->logprobs = d->logprobs_flag.v;
     if (r->logprobs)
-        r->top_logprobs = (int32_t)d->top_logprobs.v;
+        r->top_logprobs = at_most_vocab(d, d->top_logprobs.v);
     return OK;
 }
 

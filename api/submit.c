@@ -13,21 +13,15 @@
 
 #include <string.h>
 
-enum { ANSWER_BYTES = 1 << 30 };
+#include "kernels/core/splitmix.h"
 
-static uint64_t next_random(struct calls *c)
-{
-    uint64_t z = c->random += 0x9e3779b97f4a7c15u; /* splitmix64 */
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
+enum { ANSWER_BYTES = 1 << 30 };
 
 uint32_t submit_retry_after(struct calls *c)
 {
     /* As long as the oldest has waited, 20 % more or less: equal answers would come back together. */
     uint64_t ms = c->oldest_us / 1000 + 2000;
-    ms = ms * (80 + next_random(c) % 41) / 100;
+    ms = ms * (80 + splitmix_next(&c->random) % 41) / 100;
     uint64_t s = (ms + 999) / 1000;
     return s < 1 ? 1 : s > 120 ? 120 : (uint32_t)s;
 }

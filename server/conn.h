@@ -71,7 +71,7 @@ struct conn {
     struct exchange x; /* the request in flight */
     struct conn_env *env;
     enum conn_state state;
-    bool running;  /* inside conn_run */
+    bool running;  /* inside run */
     bool with_api; /* the API will answer or must be told that the client is gone */
     bool answered; /* the answer is complete in `out` */
     bool streaming, chunked;

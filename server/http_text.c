@@ -1,3 +1,8 @@
+/* Texts of HTTP, in and out (http_text.h): reasons, dates, request ids, paths, host names.
+ *
+ * Pure functions over bytes, so that the fuzzer and unit tests reach them without a connection. What
+ * comes from outside has a length and may hold NUL; nothing here trusts a terminator. Dates are made
+ * by hand: strftime would follow the locale. */
 #include "server/http_text.h"
 
 #include <arpa/inet.h>

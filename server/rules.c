@@ -1,3 +1,10 @@
+/* Which requests this server takes at all, judged from the head alone (rules.h).
+ *
+ * Three concerns, in this order. Framing: whatever two parsers could read differently, such as two
+ * lengths or two Hosts, is refused and ends the connection, since behind it nobody knows where the
+ * next request starts. Host: a page whose name points to this machine must not reach a server that
+ * trusts its network (DNS rebinding), so names are from a list. Origin: browsers of pages that are
+ * not listed are refused. No state; the lists belong to the configuration. Loop thread. */
 #include "server/rules.h"
 
 #include <string.h>

@@ -1,3 +1,6 @@
+/* Helper threads (work.h): a large body is parsed here, and a slow answer made, while the loop goes
+ * on. libuv's pool does the work; this file bounds its queue and frees the job on the loop, whatever
+ * became of the request. */
 #include "server/work.h"
 
 /* exchange_work names no server, so there is one loop per process. Loop thread only; `work` runs
@@ -17,11 +20,6 @@ struct job {
 void work_init(uv_loop_t *loop)
 {
     pool.loop = loop;
-}
-
-uint32_t work_pending(void)
-{
-    return pool.pending;
 }
 
 static void on_work(uv_work_t *req)

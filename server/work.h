@@ -9,6 +9,5 @@
 enum { WORK_QUEUE_MAX = 256 };
 
 void work_init(uv_loop_t *loop);
-uint32_t work_pending(void); /* queued or running */
 
 #endif
