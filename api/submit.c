@@ -31,37 +31,6 @@ static size_t submit_bytes(const struct request *r, uint32_t n_prompt, uint32_t 
     return sizeof(struct msg_submit) + ((size_t)n_prompt + n_stop + 2 * (size_t)r->n_bias) * 4;
 }
 
-/* A prompt that the block pool, or the ring to the engine, can never hold. */
-static bool fits(const struct calls *c, const struct request *r, uint32_t p, struct api_error *e)
-{
-    const struct engine_info *info = c->api->info;
-    const char *param = r->kind == REQUEST_CHAT ? "messages" : "prompt";
-    uint32_t n = r->prompts[p].n_ids, room = request_room(r, &c->api->rules, p);
-    uint64_t pool = info->kv_blocks[0] * info->block_rows, total = (uint64_t)n + room;
-    uint64_t blocks = (total + info->block_rows - 1) / info->block_rows;
-    size_t most = mailbox_max_message(c->api->mail, TO_ENGINE);
-    if (blocks > info->kv_blocks[0]) {
-        error_set(
-            e, 400, "context_length_exceeded", param,
-            "The input (%u tokens) is longer than the model's context length that the KV block "
-            "pool can hold (%llu tokens). This model's maximum context length is %u tokens. "
-            "However, you requested %u output tokens and your prompt contains %u input tokens, "
-            "for a total of %llu tokens. Please reduce the length of the input prompt or the "
-            "number of requested output tokens.",
-            n, (unsigned long long)pool, info->max_model_len, room, n, (unsigned long long)total);
-    } else if (submit_bytes(r, n, MAX_STOP_IDS + 8) > most) {
-        error_set(
-            e, 400, "context_length_exceeded", param,
-            "The input (%u tokens) is longer than the queue to the engine can take (%zu bytes).", n,
-            most);
-    } else {
-        return true;
-    }
-    e->n_prompt_tokens = n;
-    e->n_ctx = info->max_model_len;
-    return false;
-}
-
 uint64_t submit_answer_bytes(const struct calls *c, const struct request *r)
 {
     enum { TOKEN_BYTES = 48, TOP_BYTES = 8 }; /* as text_out.h keeps them */
@@ -117,11 +86,8 @@ bool submit_admit(struct calls *c, const struct request *r, struct api_error *e)
     uint64_t sequences = (uint64_t)r->n_prompts * r->n, tokens = 0;
     uint64_t slots = c->api->info->max_num_seqs, queue = cfg->max_queued_requests;
     uint64_t idle = slots > c->n_running ? slots - c->n_running : 0;
-    for (uint32_t p = 0; p < r->n_prompts; p++) {
-        if (!fits(c, r, p, e))
-            return false;
+    for (uint32_t p = 0; p < r->n_prompts; p++)
         tokens += (uint64_t)r->prompts[p].n_ids * r->n;
-    }
     if (sequences > queue + slots) {
         error_set(
             e, 400, "invalid_value", r->n_prompts > 1 ? "prompt" : "n",

@@ -320,18 +320,30 @@ static void the_queue_is_bounded(void)
     rig_fini(&g);
 }
 
-static void what_the_pool_cannot_hold_is_refused(void)
+static void memory_for_answers_is_bounded(void)
 {
     struct rig g;
-    struct exchange x;
+    struct exchange x, y, z;
     rig_init(&g, 1 << 20);
-    g.info.kv_blocks[0] = 2;
     rig_open(&x);
-    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"max_tokens\":100}");
-    ok(x.status == 400 && strstr(x.bytes.p, "context_length_exceeded") &&
-           strstr(x.bytes.p, "pool") && strstr(x.bytes.p, "\"n_prompt_tokens\":2"),
-       "prompt and output larger than the block pool are a 400 that names it");
+    rig_open(&y);
+    rig_open(&z);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"logprobs\":5,\"max_tokens\":9}");
+    is_int((int)g.a.calls->answer_bytes, 9 * (48 + 5 * 8), "tokens and alternatives are counted");
+    g.a.calls->answer_bytes += (1 << 30) - 1000;
+    rig_start(&g, &y, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"logprobs\":5,\"max_tokens\":9}");
+    ok(y.status == 503 && strstr(y.extra, "Retry-After"), "what others hold is not given twice");
+    rig_start(&g, &z, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"max_tokens\":9}");
+    is_int(z.status, 0, "an answer of text only is served");
+    call_gone(&g.a, &x);
+    call_gone(&g.a, &z);
+    rig_done(&g, g.ids[0], DONE_CANCELLED, 0, 0);
+    rig_done(&g, g.ids[1], DONE_CANCELLED, 0, 0);
+    calls_flush(&g.a);
+    is_int((int)g.a.calls->answer_bytes, (1 << 30) - 1000, "a call gives its share back");
     rig_close(&x);
+    rig_close(&y);
+    rig_close(&z);
     rig_fini(&g);
 }
 
@@ -396,6 +408,90 @@ static void a_slow_reader_gets_fewer_longer_events(void)
     rig_done(&g, g.ids[0], DONE_CANCELLED, 0, 12);
     calls_flush(&g.a);
     ok(g.a.calls->first == NULL, "until the server says that the client is gone");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+enum { LONG = 2000 };
+
+/* A prompt of LONG ids that is echoed with its probabilities, and one token behind it. */
+static void echo_long(struct rig *g, struct exchange *x, const char *rest, uint32_t n)
+{
+    char json[LONG * 4 + 256] = "{\"prompt\":[98";
+    size_t at = strlen(json);
+    for (int i = 1; i < LONG; i++)
+        at += (size_t)sprintf(json + at, ",97");
+    sprintf(json + at, "],\"echo\":true,\"logprobs\":4,\"max_tokens\":1%s}", rest);
+    CHECK(rig_start(g, x, REQUEST_COMPLETION, json));
+    for (uint32_t k = 0; k < n; k++) {
+        struct rig_event e = {.id = g->ids[k],
+                              .token = 'a',
+                              .n_top = 4,
+                              .logprob = -0.5f,
+                              .top = {{'a', -0.5f}, {'b', -1}, {'c', -2}, {'d', -3}}};
+        for (e.index = 1; e.index < LONG; e.index++)
+            rig_prompt(g, &e);
+        e.index = 0;
+        e.token = 'z';
+        rig_token(g, &e);
+        rig_done(g, g->ids[k], DONE_LENGTH, 0, 1);
+    }
+}
+
+static void a_long_echo_leaves_in_bounded_events(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    echo_long(&g, &x, ",\"stream\":true", 1);
+    x.unsent = SOFT_UNSENT + 1;
+    calls_flush(&g.a);
+    ok(x.n_writes == 0 && !g.a.calls->unfinished, "nothing while the client does not read");
+    x.unsent = 0;
+    calls_flush(&g.a);
+    size_t longest = 0, n_tokens = 0;
+    for (const char *p = x.bytes.p, *end; (end = strstr(p, "\n\n")) != NULL; p = end + 2) {
+        longest = (size_t)(end - p) > longest ? (size_t)(end - p) : longest;
+        cJSON *d = cJSON_Parse(p + 6);
+        const cJSON *c = cJSON_GetArrayItem(cJSON_GetObjectItem(d, "choices"), 0);
+        n_tokens += (size_t)cJSON_GetArraySize(
+            cJSON_GetObjectItem(cJSON_GetObjectItem(c, "logprobs"), "tokens"));
+        cJSON_Delete(d);
+    }
+    ok(longest > 1000 && longest < 2 * EVENT_BYTES && x.n_writes > 5,
+       "%u events, the longest %zu bytes", x.n_writes, longest);
+    is_int((int)n_tokens, LONG + 1, "with all tokens");
+    ok(x.ended && x.clean && g.a.calls->first == NULL, "and the end");
+    rig_close(&x);
+    rig_fini(&g);
+}
+
+static void a_long_whole_answer_leaves_in_pieces(void)
+{
+    struct rig g;
+    struct exchange x;
+    uint32_t flushes = 1;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    echo_long(&g, &x, ",\"n\":4,\"temperature\":1", 4);
+    calls_flush(&g.a);
+    ok(x.stream && !x.ended && g.a.calls->unfinished, "one turn of the loop writes not all of it");
+    ok(x.bytes.len < WHOLE_BYTES + 2 * EVENT_BYTES, "%zu bytes", x.bytes.len);
+    x.unsent = SOFT_UNSENT + 1;
+    size_t before = x.bytes.len;
+    calls_flush(&g.a);
+    ok(x.bytes.len == before && !g.a.calls->unfinished, "it waits for the client");
+    for (x.unsent = 0; !x.ended && flushes < 100; flushes++)
+        calls_flush(&g.a);
+    cJSON *d = cJSON_Parse(x.bytes.p), *c;
+    int full = 0;
+    cJSON_ArrayForEach(c, cJSON_GetObjectItem(d, "choices")) full +=
+        cJSON_GetArraySize(
+            cJSON_GetObjectItem(cJSON_GetObjectItem(c, "logprobs"), "top_logprobs")) == LONG + 1;
+    ok(x.clean && full == 4 && cJSON_HasObjectItem(d, "usage"), "in the end it is whole");
+    cJSON_Delete(d);
+    ok(g.a.calls->out.room <= SCRATCH_BYTES && g.a.calls->answer_bytes == 0, "nothing is kept");
     rig_close(&x);
     rig_fini(&g);
 }
@@ -510,9 +606,11 @@ int main(void)
     failures_are_statuses_before_the_head_and_events_after();
     a_client_that_leaves_is_never_touched_again();
     the_queue_is_bounded();
-    what_the_pool_cannot_hold_is_refused();
+    memory_for_answers_is_bounded();
     time_passes();
     a_slow_reader_gets_fewer_longer_events();
+    a_long_echo_leaves_in_bounded_events();
+    a_long_whole_answer_leaves_in_pieces();
     a_full_mailbox_delays_and_loses_nothing();
     usage_can_be_told_with_every_event();
     everything_can_be_aborted();
