@@ -99,6 +99,7 @@ uint64_t api_max_body(const struct api *a)
 size_t api_error_body(char *buf, size_t room, int http_status, const char *code,
                       const char *message)
 {
+    CHECK(room >= 1024); /* as error_render wants it */
     int n =
         snprintf(buf, room,
                  "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,"
@@ -110,7 +111,7 @@ size_t api_error_body(char *buf, size_t room, int http_status, const char *code,
 static enum head_verdict fail(struct exchange *x, int http_status, const char *code,
                               const char *extra)
 {
-    char body[512];
+    char body[1024];
     struct reply r = {.status = http_status,
                       .content_type = "application/json",
                       .extra = extra,

@@ -48,6 +48,7 @@ size_t api_error_body(char *buf, size_t room, int http_status, const char *code,
                       const char *message)
 {
     (void)message;
+    CHECK(room >= 1024); /* as error_render wants it */
     return (size_t)snprintf(buf, room, "{\"%d\":\"%s\"}", http_status, code);
 }
 
