@@ -176,7 +176,8 @@ status exchange_stream_write(struct exchange *x, const char *p, size_t len)
         return err(ERR_FULL, "the client is gone");
     if (c->out.len >= CONN_PUSH_BYTES)
         c->env->push(c);
-    if (conn_unsent(c) > c->env->limits.stream_hard_bytes) {
+    /* Looked at before the piece, not with it: one long piece is no sign of a slow client. */
+    if (conn_unsent(c) >= c->env->limits.stream_hard_bytes) {
         c->broken = true;
         c->env->wake(c);
         return err(ERR_FULL, "the client does not read: %zu bytes unsent", conn_unsent(c));

@@ -582,6 +582,12 @@ static void values_arrive(void)
     r = parse_with(H, "\"logprobs\":true");
     ok(r->logprobs && r->top_logprobs == 0, "logprobs alone have no alternatives");
     request_free(r);
+    info.vocab = 10;
+    r = parse_with(C, "\"logprobs\":20,\"prompt_logprobs\":20");
+    ok(r && r->top_logprobs == 10 && r->prompt_logprobs == 10,
+       "of ten tokens there are ten alternatives");
+    request_free(r);
+    info.vocab = VOCAB;
     rules.accept_any_model = true;
     r = parse_with(C, "\"model\":\"gpt-x\"");
     ok(r && strcmp(r->model, "gpt-x") == 0, "any model, if the operator says so");
