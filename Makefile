@@ -114,55 +114,8 @@ $(B)/spind: $(B)/server/main.o $(B)/libspind.a
 	$(call show,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
-# Tests link what they use from libspind.a. A test may name its objects instead, while the rest of
-# the tree does not compile yet (NEEDS_unit_kv := cache/kv.o ...).
-TEXT    := kernels/base.o $(addprefix engine/text/,bpe.o chat.o normalize.o pretokenize.o special.o tokenizer.o tokens.o unicode_table.o utf8.o)
-NEEDS_text_pipe := $(TEXT)
-NEEDS_unit_tokenizer  := $(TEXT)
-NEEDS_unit_pretokenize := $(TEXT)
-NEEDS_unit_utf8       := $(TEXT)
-NEEDS_unit_chat       := $(TEXT)
-NEEDS_bench_tokenizer = $(MODEL_O)
-NEEDS_fuzz_tokenizer  := $(TEXT)
-MODEL_O := $(addprefix engine/model/,map.o gguf.o gguf_get.o llama.o dictionary.o) kernels/base.o kernels/log.o kernels/dtype.o $(patsubst %.c,%.o,$(wildcard engine/text/*.c))
-NEEDS_unit_gguf := $(MODEL_O)
-NEEDS_fuzz_gguf := $(MODEL_O)
-MODEL_CPU_O := $(MODEL_O) $(addprefix engine/model/,load.o model.o forward.o) $(patsubst %.c,%.o,$(wildcard kernels/cpu/*.c)) kernels/mock/mock.o
-NEEDS_contract_parity := $(MODEL_CPU_O)
-NEEDS_contract_model := $(MODEL_CPU_O)
-NEEDS_unit_json := kernels/base.o api/json.o
-NEEDS_unit_writer := kernels/base.o api/writer.o
-NEEDS_unit_error := kernels/base.o api/error.o
-NEEDS_unit_auth := kernels/base.o api/auth.o
-REQUEST_O := $(TEXT) $(addprefix api/,error.o json.o request.o request_chat.o request_fields.o request_prompt.o request_sampling.o)
-NEEDS_unit_request := $(REQUEST_O)
-NEEDS_fuzz_json := kernels/base.o api/json.o api/writer.o
-NEEDS_fuzz_request := $(REQUEST_O)
-NEEDS_unit_philox := kernels/base.o
-NEEDS_unit_mock := kernels/base.o kernels/mock/mock.o
-NEEDS_contract_sample := kernels/base.o kernels/cpu/pool.o kernels/cpu/sample.o kernels/cpu/sample_filter.o kernels/cpu/sample_scalar.o kernels/cpu/sample_avx512.o
-NEEDS_bench_sample := $(NEEDS_contract_sample)
-NEEDS_unit_text_out := kernels/base.o engine/text/utf8.o api/text_out.o
-NEEDS_fuzz_text_out := $(NEEDS_unit_text_out)
-API_O := $(patsubst %.c,%.o,$(wildcard api/*.c)) engine/mailbox.o kernels/log.o $(TEXT)
-NEEDS_unit_call := $(API_O)
-NEEDS_unit_api := $(API_O)
-NEEDS_unit_render := $(addprefix api/,render.o text_out.o error.o writer.o) $(TEXT)
-NEEDS_unit_metrics := $(API_O)
-NEEDS_unit_stream := $(API_O)
-NEEDS_bench_call := $(API_O)
-CONFIG_O := $(addprefix server/,config.o config_text.o options.o options_table.o http_text.o) kernels/base.o kernels/log.o
-NEEDS_unit_config := $(CONFIG_O)
-LLHTTP_O := $(patsubst $(B)/%,%,$(filter $(B)/llhttp/%,$(OBJ)))
-CONN_O := $(addprefix server/,conn.o exchange.o http_parse.o http_text.o rules.o) kernels/base.o kernels/log.o $(LLHTTP_O)
-NEEDS_fuzz_http := $(CONN_O)
-NEEDS_unit_limits := $(sort $(CONFIG_O) $(CONN_O))
-NEEDS_server_fake := $(sort $(CONFIG_O) $(CONN_O) $(addprefix server/,net.o serve.o work.o))
-ATTEND_O := $(addprefix kernels/cpu/,pool.o attend.o attend_scalar.o attend_avx2.o attend_avx512.o)
-NEEDS_contract_attend := kernels/base.o $(ATTEND_O)
-NEEDS_bench_attend := kernels/base.o $(ATTEND_O)
-.SECONDEXPANSION:
-$(B)/tests/%: $(B)/tests/%.o $$(if $$(NEEDS_$$(subst /,_,$$*)),$$(addprefix $(B)/,$$(NEEDS_$$(subst /,_,$$*))),$(B)/libspind.a)
+# Tests link what they use from the archive; what a test defines itself is not pulled from there.
+$(B)/tests/%: $(B)/tests/%.o $(B)/libspind.a
 	@mkdir -p $(@D)
 	$(call show,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
