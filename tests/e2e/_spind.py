@@ -2,6 +2,7 @@
 the mock device, asked with as little between the test and the wire as possible.
 
 The binary: SPIND, else spind of the build (SPIND_BUILD)."""
+import atexit
 import json
 import os
 import re
@@ -20,14 +21,20 @@ PATIENCE = 60  # seconds: the machine may be busy; nothing here waits that long 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
+def kept(server):
+    """Whatever becomes of the test, the server does not outlive it."""
+    atexit.register(server.process.kill)
+    return server
+
+
 def mock(*args, key=None, **more):
     """The made-up model: 256 tokens that are bytes, 256 = <|endoftext|>, 257 = <|im_start|>,
     258 = <|im_end|>. Token number i of a text is first + i % n (--mock-first-token, -n-tokens)."""
-    return Server(*args, key=key, **more)
+    return kept(Server(*args, key=key, **more))
 
 
 def real(*args, key=None, **more):
-    server = Server("--device", "cpu", MODEL, *args, key=key, wait=False, **more)
+    server = kept(Server("--device", "cpu", MODEL, *args, key=key, wait=False, **more))
     if not server._ready.wait(PATIENCE) or "listening on" not in server.log:
         raise RuntimeError("the server did not get ready: " + server.log)
     return server
