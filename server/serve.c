@@ -379,6 +379,7 @@ static int run(struct server *s)
     if (open_server(s) == OK) {
         uv_run(&s->loop, UV_RUN_DEFAULT);
     } else {
+        log_stop(); /* the reason is the last line */
         fprintf(stderr, "spind: %s\n", err_text());
         s->exit_code = EXIT_FAILED;
     }

@@ -326,7 +326,7 @@ uint32_t api_n_active(const struct api *a)
 
 void api_abort_all(struct api *a, const char *code, const char *message)
 {
-    char body[256];
+    char body[1024];
     for (struct call *c = a->calls; c < a->calls + CALLS_MAX; c++) {
         struct exchange *x = c->x;
         if (x == NULL)
