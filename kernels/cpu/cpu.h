@@ -17,9 +17,9 @@ struct cpu_backend {
     char description[160];
     const struct linear_kernels *linear; /* linear.c */
     const struct attend_kernels *attend; /* attend.c */
-    struct sample_scratch *sample; /* sample.c, per worker */
-    void *scratch;                 /* linear.c: packed activations */
-    void *attend_scratch;          /* attend.c: partial results */
+    struct sample_scratch *sample;       /* sample.c, per worker */
+    void *scratch;                       /* linear.c: packed activations */
+    void *attend_scratch;                /* attend.c: partial results */
 };
 
 /* linear.c (weights, embed, linear) */
