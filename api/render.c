@@ -87,6 +87,7 @@ static void write_top_object(struct render *v, struct writer *w, const struct te
 {
     size_t key_at[SAMPLE_MAX_LOGPROBS + 2] = {0};
     uint32_t n = t->n_top < SAMPLE_MAX_LOGPROBS ? t->n_top : SAMPLE_MAX_LOGPROBS, n_keys = 0;
+    CHECK(n == 0 || top != NULL);
     writer_reset(&v->key);
     LIT(w, "{");
     for (uint32_t i = 0; i <= n; i++) { /* the last one is the token itself */

@@ -134,7 +134,7 @@ static status warm_up(struct engine *e)
 
 static status open_all(struct engine *e, void (*wake)(void *), void *arg)
 {
-    struct memory_plan plan;
+    struct memory_plan plan = {0};
     uint64_t t0 = clock_us();
     TRY(open_backend(e));
     log_line(LOG_INFO, "device: %s", e->be->ops->describe(e->be));

@@ -98,13 +98,15 @@ void report_done(struct report *r, const struct sequence *q, enum done_reason re
     end(r);
 }
 
-void report_refused(struct report *r, const struct msg_submit *s)
+void report_refused(struct report *r, const struct msg_submit *submission)
 {
     struct msg_done *m = begin(r, MSG_DONE, sizeof *m);
     if (m == NULL)
         return;
-    *m = (struct msg_done){
-        .head = m->head, .id = s->id, .reason = DONE_REFUSED, .n_prompt = s->n_prompt};
+    *m = (struct msg_done){.head = m->head,
+                           .id = submission->id,
+                           .reason = DONE_REFUSED,
+                           .n_prompt = submission->n_prompt};
     end(r);
 }
 

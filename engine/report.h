@@ -19,7 +19,7 @@ void report_token(struct report *r, const struct sequence *q, const struct sampl
 void report_done(struct report *r, const struct sequence *q, enum done_reason reason,
                  uint32_t stop_token);
 /* For a submission that never became a sequence. */
-void report_refused(struct report *r, const struct msg_submit *m);
+void report_refused(struct report *r, const struct msg_submit *submission);
 void report_step(struct report *r, const struct msg_step *s); /* head is filled in here */
 void report_failed(struct report *r, const char *why); /* the thread ends: nothing more comes */
 void report_abandon(struct report *r);

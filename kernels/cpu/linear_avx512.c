@@ -317,7 +317,7 @@ static void quantize(const float *x, uint32_t n_blocks, uint32_t step, int8_t *q
         d = _mm_add_ps(d, _mm_sub_ps(max, max)); /* not finite: NaN */
         float inverse[4];
         _mm_storeu_ps(inverse, _mm_maskz_div_ps(scales, top, max));
-        int8_t unused[64] __attribute__((aligned(64)));
+        int8_t unused[64] __attribute__((aligned(64))) = {0};
         __m512i pairs[4];
         UNROLL for (ptrdiff_t i = 0; i < 4; i++) pairs[i] =
             put_planes(v[i], inverse[i], i < count ? q + 64 * (ptrdiff_t)step * i : unused);
