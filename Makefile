@@ -79,7 +79,7 @@ LLHTTP  := $(CACHE)/llhttp
 endif
 endif
 .PHONY: llhttp
-llhttp:
+llhttp: ;@:
 ifneq ($(LLHTTP),)
 CFLAGS  += -isystem $(LLHTTP)/include
 OBJ     += $(addprefix $(B)/llhttp/,llhttp.o api.o http.o)
