@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 
 ROUNDS = 5
 FLAT = [(1, 15000), (64, 15000), (256, 4000)]
@@ -29,6 +30,7 @@ def serve(build, *flags):
     for line in daemon.stderr:
         found = re.search(r"listening on http://[^:]+:(\d+)", line)
         if found:
+            threading.Thread(target=daemon.stderr.read, daemon=True).start()  # nobody else reads its log
             return daemon, found.group(1)
     sys.exit("server.py: the daemon did not start")
 
@@ -40,7 +42,6 @@ def client(build, *args):
 
 def stop(daemon):
     daemon.terminate()
-    daemon.stderr.read()
     daemon.wait()
 
 
