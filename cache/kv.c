@@ -34,7 +34,8 @@ struct kv_geometry kv_geometry_make(uint32_t block_rows, uint32_t layers, uint32
     struct kv_geometry g = {
         .block_rows = block_rows, .layers = layers, .kv_heads = kv_heads, .head_dim = head_dim};
     g.page_bytes = (size_t)block_rows * head_dim * HALVES * BF16_BYTES;
-    g.block_bytes = (size_t)layers * kv_heads * g.page_bytes;
+    g.n_lanes[LANE_SPARSE] = layers * kv_heads;
+    g.block_bytes[LANE_SPARSE] = (size_t)layers * kv_heads * g.page_bytes;
     return g;
 }
 
@@ -43,11 +44,11 @@ static status check_config(const struct kv_config *cfg)
     uint32_t rows = cfg->geo.block_rows;
     if (rows != 8 && rows != 16 && rows != 32)
         return err(ERR_ARG, "block size %u: must be 8, 16 or 32", rows);
-    if (cfg->geo.block_bytes == 0)
+    if (cfg->geo.block_bytes[LANE_SPARSE] == 0)
         return err(ERR_ARG, "a block of no bytes: layers, KV heads and head size must not be 0");
     if (cfg->hbm_blocks == 0)
         return err(ERR_ARG, "the KV arena has no room for one block of %zu bytes",
-                   cfg->geo.block_bytes);
+                   cfg->geo.block_bytes[LANE_SPARSE]);
     if ((uint64_t)cfg->hbm_blocks + cfg->dram_blocks >= BLOCK_NONE)
         return err(ERR_ARG, "%u + %u blocks: more than 32 bits can name", cfg->hbm_blocks,
                    cfg->dram_blocks);
@@ -66,9 +67,11 @@ status kv_create(struct kv **out, struct backend *be, const struct kv_config *cf
                                    .hash_bits = cfg->hash_bits};
     kv->be = be;
     kv->cfg = *cfg;
-    status st = block_tier_init(&kv->tier[KV_HBM], be, cfg->hbm_blocks, cfg->geo.block_bytes);
+    status st =
+        block_tier_init(&kv->tier[KV_HBM], be, cfg->hbm_blocks, cfg->geo.block_bytes[LANE_SPARSE]);
     if (st == OK)
-        st = block_tier_init(&kv->tier[KV_DRAM], be, cfg->dram_blocks, cfg->geo.block_bytes);
+        st = block_tier_init(&kv->tier[KV_DRAM], be, cfg->dram_blocks,
+                             cfg->geo.block_bytes[LANE_SPARSE]);
     if (st == OK)
         st = prefix_init(&kv->prefix, &prefix);
     if (st == OK)

@@ -99,7 +99,7 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
         .max_num_seqs = e->cfg.max_num_seqs,
         .max_batched_tokens = e->cfg.max_batched_tokens,
         .kv_blocks = {plan->blocks[KV_HBM], plan->blocks[KV_DRAM]},
-        .kv_block_bytes = plan->geo.block_bytes,
+        .kv_block_bytes = plan->geo.block_bytes[LANE_SPARSE],
         .n_end_ids = mi->n_end_ids,
         .prefix_caching = e->cfg.prefix_caching,
     };
@@ -110,16 +110,15 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
  * first client does. */
 static status warm_up(struct engine *e)
 {
-    const struct kv_geometry *geo = kv_geometry(e->kv);
+    const struct kv_memory kv = {.geo = kv_geometry(e->kv), .hbm = {kv_arena(e->kv)}};
     const uint64_t salt[2] = {0, 0};
     const uint32_t token = 0, row = 0;
     struct kv_seq seq = {0};
     uint32_t n_hit;
     TRY(kv_seq_open(e->kv, &seq, salt, &token, 1, 1, false, &n_hit));
     TRY(kv_seq_grow(e->kv, &seq, 1));
-    const struct batch_seq bs = {.n_rows = 1, .blocks = seq.blocks};
-    const struct batch b = {.geo = geo,
-                            .arena = kv_arena(e->kv),
+    const struct batch_seq bs = {.n_rows = 1, .blocks = {seq.blocks}};
+    const struct batch b = {.kv = &kv,
                             .n_rows = 1,
                             .n_seqs = 1,
                             .n_logits = 1,

@@ -49,7 +49,7 @@ status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         const struct kv_geometry *geo, uint32_t model_len, uint64_t available_bytes)
 {
     uint64_t per_seq = ((uint64_t)model_len + geo->block_rows - 1) / geo->block_rows;
-    uint64_t all = per_seq * cfg->max_num_seqs, unit = geo->block_bytes;
+    uint64_t all = per_seq * cfg->max_num_seqs, unit = geo->block_bytes[LANE_SPARSE];
     uint64_t hbm = cfg->kv_hbm_bytes / unit, dram = cfg->kv_dram_bytes / unit;
     if (cfg->kv_hbm_bytes == 0)
         hbm = available_bytes == 0 ? all : min_u64(all, available_bytes / 4 / unit);

@@ -93,7 +93,7 @@ static void build(struct step *st)
         st->seqs[i] = (struct batch_seq){.first_row = st->n_rows,
                                          .n_rows = q->n_scheduled,
                                          .first_pos = q->n_computed,
-                                         .blocks = q->kv.blocks};
+                                         .blocks = {q->kv.blocks}};
         memcpy(st->tokens + st->n_rows, q->tokens + q->n_computed, (size_t)q->n_scheduled * 4);
         want_prompt_scores(st, q, st->n_rows);
         st->n_rows += q->n_scheduled;
@@ -107,8 +107,8 @@ static void build(struct step *st)
 
 static status run(struct step *st)
 {
-    const struct batch b = {.geo = kv_geometry(st->kv),
-                            .arena = kv_arena(st->kv),
+    const struct kv_memory kv = {.geo = kv_geometry(st->kv), .hbm = {kv_arena(st->kv)}};
+    const struct batch b = {.kv = &kv,
                             .n_rows = st->n_rows,
                             .n_seqs = st->sched->n_plan,
                             .n_logits = st->n_logits,

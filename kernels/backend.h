@@ -21,22 +21,61 @@ extern "C" {
 struct backend; /* an open device */
 struct weight;  /* a matrix in the backend's own form, made once at load */
 
-/* The shape of KV blocks (DESIGN 2 and 4): block -> lane (layer, KV head) -> page -> K rows, V rows.
- * lane = layer * kv_heads + head; a page lies at block_base + lane * page_bytes. */
+/* How the KV of a lane (layer, KV head) is kept (DESIGN 2): a constant of model and head policy. */
+enum lane_class {
+    LANE_SPARSE, /* two tiers; decode attends what a plug-in selects */
+    LANE_DENSE,  /* always in HBM, attended whole: exempt layers, retrieval heads of a policy */
+    LANE_STREAM, /* sinks and a ring of recent rows only */
+    LANE_CLASSES,
+};
+
+struct lane_place {
+    uint16_t class_, index; /* enum lane_class; which page of that class's blocks */
+};
+
+enum {
+    SEGMENT_ROWS = 1024, /* unit of sealing and of permutation (DESIGN 2) */
+    TAIL_ROWS = 64,      /* younger positions that must exist before a segment is sealed */
+};
+
+/* The shape of KV blocks (DESIGN 2 and 4): block -> lane -> page -> K rows, V rows. Each class has
+ * arenas of its own; a page lies at block_base + lanes[..].index * page_bytes. */
 struct kv_geometry {
     uint32_t block_rows; /* R: positions per block; 8, 16 or 32 */
     uint32_t layers, kv_heads, head_dim;
-    size_t page_bytes;  /* R * head_dim * 2 halves * 2 bytes (bf16) */
-    size_t block_bytes; /* layers * kv_heads * page_bytes */
+    size_t page_bytes; /* R * head_dim * 2 halves * 2 bytes (bf16) */
+    uint32_t n_lanes[LANE_CLASSES];
+    size_t block_bytes[LANE_CLASSES];     /* n_lanes * page_bytes; 0: the class is not used */
+    uint32_t stream_sinks, stream_recent; /* rows a STREAM lane attends: [0, sinks) and, for the row
+                                             at p, [floor((p + 1 - recent) / 64) * 64, p] */
+    const struct lane_place *lanes; /* [layers][kv_heads], borrowed; NULL: all SPARSE, in order */
 };
 
+/* Names a unit of a class's arena. BLOCK_IN_DRAM marks one of the DRAM arena; only SPARSE tables have
+ * such entries, and only dense rows (prefill) and the oracle read through them, in place. */
 typedef uint32_t block_id;
+#define BLOCK_IN_DRAM 0x80000000u
+
+/* Where KV lies: what append, attend, seal and score read and write. Constant after start. */
+struct kv_memory {
+    const struct kv_geometry *geo;
+    void *hbm[LANE_CLASSES], *dram[LANE_CLASSES]; /* arena bases; block b at b * block_bytes */
+    void
+        *records; /* digest records: one per sealed segment of SPARSE lanes, in HBM. Record r of the
+                      lane with index i lies at r * record_bytes + i * record_lane_bytes */
+    size_t record_bytes, record_lane_bytes;
+};
 
 /* Rows of one sequence in this step: n_rows consecutive positions from first_pos on, whose
  * activations are rows [first_row, first_row + n_rows) of the batch. */
 struct batch_seq {
     uint32_t first_row, n_rows, first_pos;
-    const block_id *blocks; /* [ceil((first_pos + n_rows) / R)], ids in the HBM arena */
+    /* [ceil((first_pos + n_rows) / R)] by class; NULL where the class is not used. Entries of a
+     * STREAM table outside what its rows attend are undefined. Sealed segments may be permuted:
+     * that changes no sum of a dense row but its order, which is fixed by position of storage. */
+    const block_id *blocks[LANE_CLASSES];
+    uint32_t first_plan; /* its rows attend plans [first_plan, + n_rows) in SPARSE lanes, ... */
+    bool planned;        /* ... or everything, causally */
 };
 
 /* One stored matrix, or several stacked along the output: q, k and v; gate and up. */
@@ -80,8 +119,7 @@ struct linear_args {
 
 /* RoPE (half-split pairs i, i + head_dim/2) on q and k, then k and v into their pages. */
 struct append_args {
-    const struct kv_geometry *geo;
-    void *arena;           /* HBM arena base; block b lies at arena + b * block_bytes */
+    const struct kv_memory *kv;
     uint32_t layer, heads; /* heads: query heads */
     const struct batch_seq *seqs;
     uint32_t n_seqs;
@@ -89,17 +127,176 @@ struct append_args {
     void *qkv; /* act [n_rows][(heads + 2 kv_heads) * head_dim]; q part is rotated in place */
 };
 
-/* Dense causal attention of every row over its own sequence, positions 0 .. its own. Query head h
- * reads KV head h / (heads / kv_heads). Softmax over entries (k, v); fp32 accumulation. */
+/* ---- sparse attention: digests, scores, selection, residency ----
+ *
+ * Per layer: score -> select -> resolve -> attend. All arrays of these calls are backend memory,
+ * [plan row][KV head][...]; a plan row is one batch row that attends by plan. Rows of one call share
+ * a plug-in instance; entries for KV heads that are not SPARSE in the layer are skipped. */
+
+enum digest_order {
+    ORDER_KEEP,   /* rows stay in position order */
+    ORDER_BISECT, /* balanced clusters of one page each, recursive bisection (selection.md 2) */
+    ORDER_KMEANS, /* free segmented k-means (wave-index.md 1): clusters of any size, stored in order */
+};
+
+enum digest_kind {
+    DIGEST_NONE,
+    DIGEST_BOUNDS,   /* channel-wise min and max of K, bf16 (Quest) */
+    DIGEST_CENTROID, /* mean of the rows that are not outliers, then the `outliers` farthest rows */
+};
+
+/* How a built-in plug-in digests a segment. PAGE maps have parts = SEGMENT_ROWS / R. A record's lane
+ * part is: uint16_t position_of[SEGMENT_ROWS] (storage row -> position in the segment) unless order
+ * is ORDER_KEEP; then uint16_t first_row[parts + 1] if order is ORDER_KMEANS; then what the backend
+ * likes, from digest_offset() on. */
+struct digest_desc {
+    enum digest_order order;
+    enum digest_kind kind;
+    uint32_t parts;    /* partitions of a segment */
+    uint32_t outliers; /* DIGEST_CENTROID: 0, 1 or 2 */
+    uint32_t sinks;    /* first rows of the context: not permuted, whole pages of their own */
+    bool values;       /* keep mean V per partition, for estimation */
+};
+
+static inline size_t digest_offset(const struct digest_desc *d)
+{
+    size_t map = d->order == ORDER_KEEP ? 0 : SEGMENT_ROWS * sizeof(uint16_t);
+    if (d->order == ORDER_KMEANS)
+        map += ((size_t)d->parts + 1) * sizeof(uint16_t);
+    return (map + 63) / 64 * 64;
+}
+
+/* Seals one segment of one sequence, all SPARSE lanes: orders its rows, writes them to `to` (which
+ * may equal `from`) and its digests into the record. Depends on K, V and the segment's number only. */
+struct seal_args {
+    const struct kv_memory *kv;
+    struct digest_desc desc;
+    const block_id *from, *to; /* [SEGMENT_ROWS / R] SPARSE blocks in HBM */
+    uint32_t segment, record;
+};
+
+/* Copies the rows of a permuted segment whose position in it is < n_rows back into position order:
+ * the inverse of the permutation, for a prefix that ends inside the segment. from may be in DRAM. */
+struct unpermute_args {
+    const struct kv_memory *kv;
+    const block_id *from, *to; /* [SEGMENT_ROWS / R]; to: [ceil(n_rows / R)] in HBM */
+    uint32_t record, n_rows;
+};
+
+struct hot_set; /* kernels/core/hot_set.h: slots of a SPILLED sequence */
+
+/* One row that attends by plan. Its sealed positions are the first n_segments * SEGMENT_ROWS; the
+ * tail, [n_segments * SEGMENT_ROWS, pos], is attended exactly through the block table. */
+struct plan_row {
+    uint32_t row, pos; /* of the batch; position in its sequence */
+    uint32_t n_segments;
+    const uint32_t *records; /* [n_segments] */
+    const block_id *blocks;  /* SPARSE block table */
+    struct hot_set *hot;     /* NULL: RESIDENT. At most one row per step of a SPILLED sequence */
+    uint32_t budget;         /* rows to select per lane, beside sinks and tail */
+    uint32_t estimate;       /* partitions to estimate after those selected */
+    float top_p;             /* stop earlier once this share of the mass is selected; 1: off */
+    float miss_threshold;    /* a miss whose share of the best partition's mass is below this is
+                                    estimated now and fetched for the next step; 0: off */
+};
+
+enum score_kind {
+    SCORE_MASS,  /* log of the estimated attention mass of a partition, from DIGEST_CENTROID */
+    SCORE_BOUND, /* upper bound of q.k (times scale) in a partition, from DIGEST_BOUNDS */
+    SCORE_EXACT, /* log of the true mass, from the keys themselves (oracle) */
+};
+
+/* scores[plan row][KV head][head of the group][partition], natural log, q.k scaled by `scale`.
+ * Partition p of segment s is number s * parts + p. What lies in the sinks' pages is undefined. */
+struct score_args {
+    const struct kv_memory *kv;
+    enum score_kind kind;
+    struct digest_desc desc;
+    uint32_t layer, heads;
+    const struct plan_row *rows;
+    uint32_t n_rows;
+    float scale;
+    const void *qkv;
+    float *scores;
+    uint32_t stride;       /* partitions per score row: >= the largest n_segments * parts */
+    uint32_t coarse_group; /* partitions per coarse digest; 0: score all */
+    float coarse_open;     /* share of the groups whose partitions are scored; others get -inf */
+};
+
+enum group_reduce {
+    REDUCE_MAX_PROB,
+    REDUCE_SUM_PROB,
+    REDUCE_MEAN_RAW,
+    REDUCE_MAX_RAW,
+    REDUCE_NATIVE
+};
+
+enum partition_map { MAP_PAGE, MAP_RANGE, MAP_GATHER, MAP_TOKEN };
+
+/* Reduces scores over the group and picks. Pages come out in ascending order, the sinks' included;
+ * the budget is counted in rows of the partitions picked, best first, whole partitions only, at least
+ * one. Ties: the smaller partition. n_pages never exceeds page_cap: the caller sizes it from the
+ * budget (every row of a TOKEN map may need a page of its own). */
+struct select_args {
+    const struct kv_memory *kv;
+    struct digest_desc desc;
+    enum partition_map map;
+    enum group_reduce reduce;
+    uint32_t layer, group;
+    const struct plan_row *rows;
+    uint32_t n_rows;
+    const float *scores;
+    uint32_t stride;
+    uint32_t page_cap, estimate_cap;
+    uint32_t *pages;     /* [..][page_cap] page index in the sequence */
+    uint32_t *masks;     /* [..][page_cap] rows of the page to attend; NULL with MAP_PAGE: all */
+    float *share;        /* [..][page_cap] mass relative to the best partition's; sinks: 1 */
+    uint32_t *n_pages;   /* [..] */
+    uint32_t *estimates; /* [..][estimate_cap] partitions, ascending */
+    uint32_t *n_estimates;
+};
+
+/* Turns pages into blocks in HBM, in place: through the block table where the sequence is RESIDENT;
+ * else through its hot set, fetching what misses. With a miss threshold, a light miss moves from
+ * pages to estimates. */
+struct resolve_args {
+    const struct kv_memory *kv;
+    struct digest_desc desc;
+    uint32_t layer;
+    const struct plan_row *rows;
+    uint32_t n_rows;
+    uint32_t page_cap, estimate_cap;
+    uint32_t *pages, *masks; /* in: page index; out: SPARSE block in HBM */
+    const float *share;
+    uint32_t *n_pages, *estimates, *n_estimates;
+};
+
+/* What the plans of a layer say: the outputs of resolve, as attend reads them. */
+struct attend_plans {
+    struct digest_desc desc;
+    const struct plan_row *rows;
+    uint32_t n_rows, page_cap, estimate_cap, stride;
+    const uint32_t *pages, *masks, *n_pages, *estimates, *n_estimates;
+    const float *scores; /* logits of the estimated entries, by query head */
+};
+
+/* Attention of every row over its own sequence. Query head h reads KV head h / (heads / kv_heads).
+ * Softmax over entries (k, v, beta) (DESIGN 5): exact rows have beta = 0; an estimated partition is
+ * one entry with its score as logit (log-mass: beta = log of its size is inside) and its mean V.
+ * Order of sums: pages of the plan in list order, then the tail in position order, then estimates. */
 struct attend_args {
-    const struct kv_geometry *geo;
-    const void *arena;
+    const struct kv_memory *kv;
     uint32_t layer, heads;
     const struct batch_seq *seqs;
     uint32_t n_seqs;
     float scale;
     const void *qkv; /* as left by append: q is the first heads * head_dim of each row */
-    void *out;       /* act [n_rows][heads * head_dim] */
+    const struct attend_plans
+        *plans; /* [n_plans], one per plug-in instance; seqs' first_plan counts
+                                         through all of them in order */
+    uint32_t n_plans;
+    void *out;  /* act [n_rows][heads * head_dim] */
+    float *lse; /* [n_rows][heads] natural log of the sum, or NULL */
 };
 
 enum { SAMPLE_MAX_LOGPROBS = 20, SAMPLE_DRAW = 0xffffffffu };
@@ -166,6 +363,14 @@ struct backend_ops {
     void (*linear)(struct backend *be, const struct linear_args *a);
     void (*append)(struct backend *be, const struct append_args *a);
     void (*attend)(struct backend *be, const struct attend_args *a);
+
+    size_t (*digest_bytes)(const struct kv_geometry *geo, const struct digest_desc *d); /* of a
+                                  record's lane part in all, digest_offset included; * 64 */
+    void (*seal)(struct backend *be, const struct seal_args *a);
+    void (*unpermute)(struct backend *be, const struct unpermute_args *a);
+    void (*score)(struct backend *be, const struct score_args *a);
+    void (*select)(struct backend *be, const struct select_args *a);
+    void (*resolve)(struct backend *be, const struct resolve_args *a);
     void (*sample)(struct backend *be, const struct sample_args *a);
 };
 
@@ -196,9 +401,16 @@ struct mock_options {
 };
 status mock_backend_open(struct backend **out, const struct mock_options *o);
 
+static inline struct lane_place kv_lane(const struct kv_geometry *g, uint32_t layer, uint32_t head)
+{
+    uint32_t lane = layer * g->kv_heads + head;
+    return g->lanes != NULL ? g->lanes[lane] : (struct lane_place){LANE_SPARSE, (uint16_t)lane};
+}
+
+/* Of the lane's page from the beginning of a block of its class. */
 static inline size_t kv_page_offset(const struct kv_geometry *g, uint32_t layer, uint32_t head)
 {
-    return ((size_t)layer * g->kv_heads + head) * g->page_bytes;
+    return kv_lane(g, layer, head).index * g->page_bytes;
 }
 
 #ifdef __cplusplus

@@ -44,14 +44,14 @@ static inline uint64_t rig_mix(uint64_t *state)
 
 static inline unsigned char *rig_block(struct kv *kv, block_id id)
 {
-    return (unsigned char *)kv_arena(kv) + (size_t)id * kv_geometry(kv)->block_bytes;
+    return (unsigned char *)kv_arena(kv) + (size_t)id * kv_geometry(kv)->block_bytes[LANE_SPARSE];
 }
 
 /* Every byte of the block depends on `name` and on where it lies. */
 static inline void rig_write(struct kv *kv, block_id id, uint64_t name)
 {
     unsigned char *at = rig_block(kv, id);
-    for (size_t i = 0; i < kv_geometry(kv)->block_bytes; i += sizeof(name)) {
+    for (size_t i = 0; i < kv_geometry(kv)->block_bytes[LANE_SPARSE]; i += sizeof(name)) {
         uint64_t word = rig_mix(&name);
         memcpy(at + i, &word, sizeof(word));
     }
@@ -60,7 +60,7 @@ static inline void rig_write(struct kv *kv, block_id id, uint64_t name)
 static inline bool rig_holds(struct kv *kv, block_id id, uint64_t name)
 {
     const unsigned char *at = rig_block(kv, id);
-    for (size_t i = 0; i < kv_geometry(kv)->block_bytes; i += sizeof(name)) {
+    for (size_t i = 0; i < kv_geometry(kv)->block_bytes[LANE_SPARSE]; i += sizeof(name)) {
         uint64_t word = rig_mix(&name);
         if (memcmp(at + i, &word, sizeof(word)) != 0)
             return false;

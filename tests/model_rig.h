@@ -15,6 +15,7 @@ struct rig {
     struct model *m;    /* borrowed */
     struct kv_geometry geo;
     void *arena;
+    struct kv_memory kv;
     size_t arena_bytes;
     uint32_t n_seqs, blocks_per_seq;
     block_id *tables; /* [n_seqs][blocks_per_seq] */
@@ -46,10 +47,11 @@ static inline void rig_open(struct rig *r, struct backend *be, struct model *m, 
                                   .kv_heads = s->kv_heads,
                                   .head_dim = s->head_dim,
                                   .page_bytes = (size_t)block_rows * s->head_dim * 4};
-    r->geo.block_bytes = r->geo.page_bytes * s->layers * s->kv_heads;
+    r->geo.block_bytes[LANE_SPARSE] = r->geo.page_bytes * s->layers * s->kv_heads;
     r->blocks_per_seq = (positions + block_rows - 1) / block_rows;
-    r->arena_bytes = r->geo.block_bytes * r->blocks_per_seq * n_seqs;
+    r->arena_bytes = r->geo.block_bytes[LANE_SPARSE] * r->blocks_per_seq * n_seqs;
     r->arena = be->ops->alloc(be, r->arena_bytes);
+    r->kv = (struct kv_memory){.geo = &r->geo, .hbm = {r->arena}};
     if (r->arena == NULL)
         rig_must(ERR_MEMORY);
     r->tables = mem_alloc((size_t)n_seqs * r->blocks_per_seq * sizeof *r->tables);
@@ -79,14 +81,13 @@ static inline const float *rig_step(struct rig *r, const struct rig_part *parts,
         seqs[i] = (struct batch_seq){.first_row = n,
                                      .n_rows = p->n,
                                      .first_pos = p->first_pos,
-                                     .blocks = r->tables + (size_t)p->seq * r->blocks_per_seq};
+                                     .blocks = {r->tables + (size_t)p->seq * r->blocks_per_seq}};
         memcpy(tokens + n, p->tokens, p->n * sizeof *tokens);
         n += p->n;
     }
     for (uint32_t i = 0; i < n; i++)
         every[i] = i;
-    struct batch b = {.geo = &r->geo,
-                      .arena = r->arena,
+    struct batch b = {.kv = &r->kv,
                       .n_rows = n,
                       .n_seqs = n_parts,
                       .n_logits = logit_rows ? n_logits : n,

@@ -89,8 +89,7 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
                                     .out = m->qkv};
     linear(m, &qkv);
     const size_t table = (size_t)s->max_positions * (s->head_dim / 2);
-    const struct append_args append = {.geo = b->geo,
-                                       .arena = b->arena,
+    const struct append_args append = {.kv = b->kv,
                                        .layer = layer,
                                        .heads = s->heads,
                                        .seqs = b->seqs,
@@ -103,8 +102,7 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
 
 static void attend(struct model *m, const struct batch *b, uint32_t layer)
 {
-    const struct attend_args a = {.geo = b->geo,
-                                  .arena = b->arena,
+    const struct attend_args a = {.kv = b->kv,
                                   .layer = layer,
                                   .heads = m->info.shape.heads,
                                   .seqs = b->seqs,

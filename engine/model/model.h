@@ -38,8 +38,7 @@ const struct chat_template *model_chat(const struct model *m); /* NULL: none in 
 status model_reserve(struct model *m, uint32_t max_rows, uint32_t max_logits);
 
 struct batch {
-    const struct kv_geometry *geo;
-    void *arena; /* HBM arena */
+    const struct kv_memory *kv;
     uint32_t n_rows, n_seqs, n_logits;
     const uint32_t *tokens;       /* [n_rows] */
     const struct batch_seq *seqs; /* [n_seqs], rows in order without gaps */

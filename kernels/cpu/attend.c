@@ -89,7 +89,7 @@ static void plan_tasks(struct attend_call *c)
     struct attend_scratch *s = c->s;
     size_t n = 0;
     for (uint32_t i = 0; i < a->n_seqs; i++)
-        n += seq_tasks(&a->seqs[i], a->geo->kv_heads);
+        n += seq_tasks(&a->seqs[i], a->kv->geo->kv_heads);
     s->tasks = grow(s->tasks, &s->max_tasks, n, sizeof *s->tasks);
     s->n_tasks = 0;
     s->n_items = 0;
@@ -97,7 +97,7 @@ static void plan_tasks(struct attend_call *c)
         const struct batch_seq *q = &a->seqs[i];
         uint32_t tiles = (q->n_rows + ATTEND_ROWS - 1) / ATTEND_ROWS;
         for (uint32_t t = tiles; t-- > 0;) /* late tiles see most: first */
-            for (uint32_t h = 0; h < a->geo->kv_heads; h++) {
+            for (uint32_t h = 0; h < a->kv->geo->kv_heads; h++) {
                 struct task *k = &s->tasks[s->n_tasks++];
                 k->seq = i;
                 k->head = h;
@@ -137,12 +137,13 @@ static void plan_items(struct attend_call *c)
 
 static const uint8_t *lane_of(const struct attend_call *c, uint32_t head)
 {
-    return (const uint8_t *)c->a->arena + kv_page_offset(c->a->geo, c->a->layer, head);
+    return (const uint8_t *)c->a->kv->hbm[LANE_SPARSE] +
+           kv_page_offset(c->a->kv->geo, c->a->layer, head);
 }
 
 static size_t row_numbers(const struct attend_call *c)
 {
-    return (size_t)(c->a->heads + 2 * c->a->geo->kv_heads) * c->a->geo->head_dim;
+    return (size_t)(c->a->heads + 2 * c->a->kv->geo->kv_heads) * c->a->kv->geo->head_dim;
 }
 
 /* The part of a task in one split; rows before the split see nothing of it and are left out:
@@ -156,11 +157,11 @@ static struct attend_part part_of(const struct attend_call *c, const struct task
     uint32_t skip = begin > first ? begin - first : 0, end = first + k->n_rows;
     *skipped = skip;
     return (struct attend_part){
-        .geo = a->geo,
+        .geo = a->kv->geo,
         .lane = lane_of(c, k->head),
-        .blocks = q->blocks,
+        .blocks = q->blocks[LANE_SPARSE],
         .q = (const float *)a->qkv + (q->first_row + k->row + skip) * row_numbers(c) +
-             (size_t)k->head * c->group * a->geo->head_dim,
+             (size_t)k->head * c->group * a->kv->geo->head_dim,
         .q_stride = row_numbers(c),
         .group = c->group,
         .n_rows = k->n_rows - skip,
@@ -186,9 +187,9 @@ static void look_ahead(const struct attend_call *c, struct attend_part *p, const
                        uint32_t split)
 {
     const struct batch_seq *q = &c->a->seqs[k->seq];
-    uint32_t rows = c->a->geo->block_rows, len = q->first_pos + k->row + k->n_rows;
+    uint32_t rows = c->a->kv->geo->block_rows, len = q->first_pos + k->row + k->n_rows;
     uint32_t first = split * ATTEND_SPLIT / rows, blocks = (len + rows - 1) / rows - first;
-    p->ahead = q->blocks + first;
+    p->ahead = q->blocks[LANE_SPARSE] + first;
     p->ahead_lane = lane_of(c, k->head);
     p->n_ahead = blocks < ATTEND_GROUP / rows ? blocks : ATTEND_GROUP / rows;
 }
@@ -205,7 +206,7 @@ static void write_out(const struct attend_call *c, const struct task *k,
                       const struct attend_part *total)
 {
     const struct attend_args *a = c->a;
-    uint32_t dim = a->geo->head_dim;
+    uint32_t dim = a->kv->geo->head_dim;
     for (uint32_t r = 0; r < k->n_rows; r++)
         for (uint32_t h = 0; h < c->group; h++) {
             size_t q = (size_t)r * c->group + h, row = a->seqs[k->seq].first_row + k->row + r;
@@ -281,7 +282,7 @@ static void attend_worker(void *arg, uint32_t worker)
 void cpu_attend(struct backend *be, const struct attend_args *a)
 {
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
-    const struct kv_geometry *g = a->geo;
+    const struct kv_geometry *g = a->kv->geo;
     CHECK(g->head_dim % 2 == 0 && a->heads % g->kv_heads == 0);
     CHECK(g->block_rows == 8 || g->block_rows == 16 || g->block_rows == 32);
     struct attend_call c = {.b = b,
@@ -307,14 +308,15 @@ static void append_rows(const struct append_call *c, const struct batch_seq *q, 
                         uint32_t n_rows)
 {
     const struct append_args *a = c->a;
-    const struct kv_geometry *g = a->geo;
+    const struct kv_geometry *g = a->kv->geo;
     size_t numbers = (size_t)(a->heads + 2 * g->kv_heads) * g->head_dim;
     for (uint32_t r = row; r < row + n_rows; r++) {
         uint32_t pos = q->first_pos + r;
         struct append_row p = {
             .geo = g,
             .qkv = (float *)a->qkv + (q->first_row + r) * numbers,
-            .lanes = (uint8_t *)a->arena + q->blocks[pos / g->block_rows] * g->block_bytes +
+            .lanes = (uint8_t *)a->kv->hbm[LANE_SPARSE] +
+                     q->blocks[LANE_SPARSE][pos / g->block_rows] * g->block_bytes[LANE_SPARSE] +
                      kv_page_offset(g, a->layer, 0),
             .cos = a->rope_cos + (size_t)pos * (g->head_dim / 2),
             .sin = a->rope_sin + (size_t)pos * (g->head_dim / 2),
@@ -351,7 +353,7 @@ void cpu_append(struct backend *be, const struct append_args *a)
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     struct append_call c = {b, a};
     uint64_t n_rows = 0;
-    CHECK(a->geo->head_dim % 2 == 0);
+    CHECK(a->kv->geo->head_dim % 2 == 0);
     for (uint32_t s = 0; s < a->n_seqs; s++)
         n_rows += a->seqs[s].n_rows;
     if (n_rows > APPEND_ALONE) {

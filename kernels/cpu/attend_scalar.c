@@ -26,7 +26,7 @@ static float value_at(const uint8_t *page, uint32_t rows, uint32_t dim, uint32_t
 
 static const uint8_t *page_of(const struct attend_part *a, uint32_t pos)
 {
-    return a->lane + a->blocks[pos / a->geo->block_rows] * a->geo->block_bytes;
+    return a->lane + a->blocks[pos / a->geo->block_rows] * a->geo->block_bytes[LANE_SPARSE];
 }
 
 /* One query over n positions from pos on: a group of the online softmax. */

@@ -45,7 +45,7 @@ struct part_state {
 static void find_pages(struct part_state *s, uint32_t pos)
 {
     const struct attend_part *a = s->a;
-    size_t block_bytes = a->geo->block_bytes;
+    size_t block_bytes = a->geo->block_bytes[LANE_SPARSE];
     uint32_t n = GROUP / s->rows, last = (a->end - 1) / s->rows, first = pos / s->rows;
     const uint8_t *lane = a->lane;
     const block_id *next = a->blocks + first + n;

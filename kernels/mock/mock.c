@@ -147,7 +147,7 @@ static void mock_linear(struct backend *be, const struct linear_args *a)
 static size_t canary_offset(const struct kv_geometry *g, uint32_t layer, uint32_t head, block_id b,
                             uint32_t row)
 {
-    return (size_t)b * g->block_bytes + kv_page_offset(g, layer, head) +
+    return (size_t)b * g->block_bytes[LANE_SPARSE] + kv_page_offset(g, layer, head) +
            (size_t)row * g->head_dim * 2;
 }
 
@@ -159,12 +159,13 @@ static bool has_canary(const struct kv_geometry *g, uint32_t layer, uint32_t pos
 
 static void append_row(const struct append_args *a, block_id b, uint32_t pos)
 {
-    const struct kv_geometry *g = a->geo;
+    const struct kv_geometry *g = a->kv->geo;
     if (!has_canary(g, a->layer, pos))
         return;
     for (uint32_t head = 0; head < g->kv_heads; head++)
-        memcpy((char *)a->arena + canary_offset(g, a->layer, head, b, pos % g->block_rows), &pos,
-               sizeof pos);
+        memcpy((char *)a->kv->hbm[LANE_SPARSE] +
+                   canary_offset(g, a->layer, head, b, pos % g->block_rows),
+               &pos, sizeof pos);
 }
 
 static void mock_append(struct backend *be, const struct append_args *a)
@@ -173,20 +174,20 @@ static void mock_append(struct backend *be, const struct append_args *a)
     for (uint32_t s = 0; s < a->n_seqs; s++) {
         const struct batch_seq *q = &a->seqs[s];
         for (uint32_t pos = q->first_pos; pos < q->first_pos + q->n_rows; pos++)
-            append_row(a, q->blocks[pos / a->geo->block_rows], pos);
+            append_row(a, q->blocks[LANE_SPARSE][pos / a->kv->geo->block_rows], pos);
     }
 }
 
 static void check_canary(struct mock *m, const struct attend_args *a, const struct batch_seq *q,
                          uint32_t pos)
 {
-    const struct kv_geometry *g = a->geo;
-    block_id b = q->blocks[pos / g->block_rows];
+    const struct kv_geometry *g = a->kv->geo;
+    block_id b = q->blocks[LANE_SPARSE][pos / g->block_rows];
     if (!has_canary(g, a->layer, pos))
         return;
     uint32_t head = pos % g->kv_heads, found;
     size_t at = canary_offset(g, a->layer, head, b, pos % g->block_rows);
-    memcpy(&found, (const char *)a->arena + at, sizeof found);
+    memcpy(&found, (const char *)a->kv->hbm[LANE_SPARSE] + at, sizeof found);
     if (found != pos && m->error == OK)
         m->error = err(ERR_DEVICE, "mock: layer %u, block %u holds position %u where %u belongs",
                        a->layer, b, found, pos);

@@ -18,6 +18,7 @@ struct bench {
     struct kv_geometry geo;
     struct batch_seq seqs[MAX_BATCH];
     void *arena;
+    struct kv_memory kv;
     float *qkv, *out, *rope;
     block_id *blocks;
     uint32_t n_seqs, n_rows;
@@ -27,7 +28,8 @@ struct bench {
 static void fill(struct bench *b, uint32_t context)
 {
     uint16_t *p = b->arena;
-    size_t n = (size_t)context / b->geo.block_rows * b->geo.block_bytes / 2 * b->n_seqs;
+    size_t n =
+        (size_t)context / b->geo.block_rows * b->geo.block_bytes[LANE_SPARSE] / 2 * b->n_seqs;
     for (size_t i = 0; i < n; i++)
         p[i] = (uint16_t)(0x3c00u | (i * 40503u >> 9 & 0x81ffu)); /* +-0.008 .. +-0.03 */
 }
@@ -36,11 +38,17 @@ static void setup(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_ro
 {
     size_t width = (size_t)(HEADS + 2 * KV_HEADS) * DIM, all_rows = (size_t)n_seqs * n_rows;
     uint32_t per_seq = (len + rows - 1) / rows, n = per_seq * n_seqs;
-    b->geo = (struct kv_geometry){rows, LAYERS, KV_HEADS, DIM, (size_t)rows * DIM * 4, 0};
-    b->geo.block_bytes = b->geo.page_bytes * LAYERS * KV_HEADS;
+    b->geo = (struct kv_geometry){.block_rows = rows,
+                                  .layers = LAYERS,
+                                  .kv_heads = KV_HEADS,
+                                  .head_dim = DIM,
+                                  .page_bytes = (size_t)rows * DIM * 4};
+    b->geo.block_bytes[LANE_SPARSE] = b->geo.page_bytes * LAYERS * KV_HEADS;
     b->n_seqs = n_seqs;
     b->n_rows = n_rows;
-    b->arena = aligned_alloc(1 << 21, (n * b->geo.block_bytes + (1 << 21)) >> 21 << 21);
+    b->arena =
+        aligned_alloc(1 << 21, (n * b->geo.block_bytes[LANE_SPARSE] + (1 << 21)) >> 21 << 21);
+    b->kv = (struct kv_memory){.geo = &b->geo, .hbm = {b->arena}};
     b->blocks = mem_alloc(n * sizeof *b->blocks);
     b->qkv = mem_alloc(all_rows * width * sizeof(float));
     b->out = mem_alloc(all_rows * HEADS * DIM * sizeof(float));
@@ -48,8 +56,8 @@ static void setup(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_ro
     for (uint32_t i = 0; i < n; i++)
         b->blocks[i] = i / per_seq + i % per_seq * n_seqs; /* sequences are interleaved */
     for (uint32_t i = 0; i < n_seqs; i++)
-        b->seqs[i] =
-            (struct batch_seq){i * n_rows, n_rows, len - n_rows, b->blocks + (size_t)i * per_seq};
+        b->seqs[i] = (struct batch_seq){
+            i * n_rows, n_rows, len - n_rows, {b->blocks + (size_t)i * per_seq}, 0, false};
     for (size_t i = 0; i < all_rows * width; i++)
         b->qkv[i] = (float)(i * 2654435761u >> 8 & 0xffff) / 65536 - 0.5f;
     fill(b, per_seq * rows);
@@ -90,8 +98,7 @@ static void time_step(struct bench *b, int runs, double *append_us, double *atte
     for (int r = 0; r < runs; r++)
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             uint64_t t0 = now_ns();
-            cpu_append(&b->be.base, &(struct append_args){.geo = &b->geo,
-                                                          .arena = b->arena,
+            cpu_append(&b->be.base, &(struct append_args){.kv = &b->kv,
                                                           .layer = layer,
                                                           .heads = HEADS,
                                                           .seqs = b->seqs,
@@ -100,8 +107,7 @@ static void time_step(struct bench *b, int runs, double *append_us, double *atte
                                                           .rope_sin = b->rope,
                                                           .qkv = b->qkv});
             uint64_t t1 = now_ns();
-            cpu_attend(&b->be.base, &(struct attend_args){.geo = &b->geo,
-                                                          .arena = b->arena,
+            cpu_attend(&b->be.base, &(struct attend_args){.kv = &b->kv,
                                                           .layer = layer,
                                                           .heads = HEADS,
                                                           .seqs = b->seqs,

@@ -75,15 +75,15 @@ static void step(uint32_t first, uint32_t n, uint32_t first_pos, uint32_t n_rows
         parts[i] = (struct batch_seq){.first_row = i * n_rows,
                                       .n_rows = n_rows,
                                       .first_pos = first_pos,
-                                      .blocks = seqs[first + i].blocks};
+                                      .blocks = {seqs[first + i].blocks}};
         logit_rows[i] = (i + 1) * n_rows - 1;
         rows[i] = (struct sample_row){.params = {.top_p = 1, .repetition_penalty = 1},
                                       .logits_row = i,
                                       .target = SAMPLE_DRAW,
                                       .n_top = -1};
     }
-    struct batch b = {.geo = kv_geometry(kv),
-                      .arena = kv_arena(kv),
+    struct kv_memory memory = {.geo = kv_geometry(kv), .hbm = {kv_arena(kv)}};
+    struct batch b = {.kv = &memory,
                       .n_rows = n * n_rows,
                       .n_seqs = n,
                       .n_logits = n,

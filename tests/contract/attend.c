@@ -87,6 +87,7 @@ struct world {
     struct shape s;
     struct tables t;
     uint8_t *arena;
+    struct kv_memory kv;
     size_t arena_bytes;
     block_id *blocks[MAX_SEQS];
 };
@@ -101,12 +102,14 @@ static struct world *open_world(enum isa isa, uint32_t threads, struct shape s, 
     w->be.isa = isa;
     CHECK(pool_create(&w->be.pool, threads, false) == OK);
     CHECK(cpu_attend_open(&w->be) == OK);
-    w->geo = (struct kv_geometry){s.rows, LAYERS, s.kv_heads, s.dim, 0, 0};
+    w->geo = (struct kv_geometry){
+        .block_rows = s.rows, .layers = LAYERS, .kv_heads = s.kv_heads, .head_dim = s.dim};
     w->geo.page_bytes = (size_t)s.rows * s.dim * 4;
-    w->geo.block_bytes = w->geo.page_bytes * LAYERS * s.kv_heads;
-    w->arena_bytes = n_blocks * w->geo.block_bytes;
+    w->geo.block_bytes[LANE_SPARSE] = w->geo.page_bytes * LAYERS * s.kv_heads;
+    w->arena_bytes = n_blocks * w->geo.block_bytes[LANE_SPARSE];
     w->arena = mem_alloc(w->arena_bytes);
     memset(w->arena, 0xff, w->arena_bytes);
+    w->kv = (struct kv_memory){.geo = &w->geo, .hbm = {w->arena}};
     for (uint32_t i = 0; i < n_seqs; i++) {
         w->blocks[i] = mem_alloc(per_seq * sizeof(block_id));
         for (uint32_t b = 0; b < per_seq; b++)
@@ -135,7 +138,8 @@ static void step(struct world *w, uint32_t n, const uint32_t *streams, const uin
     size_t width = (size_t)(w->s.heads + 2 * w->s.kv_heads) * w->s.dim;
     size_t out_width = (size_t)w->s.heads * w->s.dim, n_rows = 0;
     for (uint32_t i = 0; i < n; i++) {
-        seqs[i] = (struct batch_seq){(uint32_t)n_rows, to[i] - from[i], from[i], w->blocks[i]};
+        seqs[i] = (struct batch_seq){
+            (uint32_t)n_rows, to[i] - from[i], from[i], {w->blocks[i]}, 0, false};
         n_rows += to[i] - from[i];
     }
     float *qkv = mem_alloc(n_rows * width * sizeof *qkv);
@@ -143,8 +147,7 @@ static void step(struct world *w, uint32_t n, const uint32_t *streams, const uin
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t r = 0; r < seqs[i].n_rows; r++)
             make_row(qkv + (seqs[i].first_row + r) * width, &w->s, streams[i], from[i] + r);
-    cpu_append(&w->be.base, &(struct append_args){.geo = &w->geo,
-                                                  .arena = w->arena,
+    cpu_append(&w->be.base, &(struct append_args){.kv = &w->kv,
                                                   .layer = LAYER,
                                                   .heads = w->s.heads,
                                                   .seqs = seqs,
@@ -152,8 +155,7 @@ static void step(struct world *w, uint32_t n, const uint32_t *streams, const uin
                                                   .rope_cos = w->t.cos,
                                                   .rope_sin = w->t.sin,
                                                   .qkv = qkv});
-    cpu_attend(&w->be.base, &(struct attend_args){.geo = &w->geo,
-                                                  .arena = w->arena,
+    cpu_attend(&w->be.base, &(struct attend_args){.kv = &w->kv,
                                                   .layer = LAYER,
                                                   .heads = w->s.heads,
                                                   .seqs = seqs,
@@ -381,11 +383,17 @@ static void a_spoilt_row_spoils_no_other(enum isa isa)
         make_row(qkv + p * width, &s, 1, p);
     for (size_t i = 0; i < width; i++)
         qkv[BAD * width + i] = NAN;
-    struct batch_seq q = {0, LEN, 0, w->blocks[0]};
-    cpu_append(&w->be.base, &(struct append_args){&w->geo, w->arena, LAYER, s.heads, &q, 1,
-                                                  w->t.cos, w->t.sin, qkv});
-    cpu_attend(&w->be.base,
-               &(struct attend_args){&w->geo, w->arena, LAYER, s.heads, &q, 1, 0.2f, qkv, out});
+    struct batch_seq q = {0, LEN, 0, {w->blocks[0]}, 0, false};
+    cpu_append(&w->be.base,
+               &(struct append_args){&w->kv, LAYER, s.heads, &q, 1, w->t.cos, w->t.sin, qkv});
+    cpu_attend(&w->be.base, &(struct attend_args){.kv = &w->kv,
+                                                  .layer = LAYER,
+                                                  .heads = s.heads,
+                                                  .seqs = &q,
+                                                  .n_seqs = 1,
+                                                  .scale = 0.2f,
+                                                  .qkv = qkv,
+                                                  .out = out});
     int clean = 1, spoilt = 1;
     for (uint32_t p = 0; p < LEN; p++)
         for (size_t i = 0; i < out_width; i++) {

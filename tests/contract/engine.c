@@ -190,8 +190,8 @@ static void many_requests_on_few_blocks_all_finish(void)
     static struct ear ear;
     struct engine_config cfg = config();
     /* 150 blocks of 8 rows for 40 requests of up to 600 rows: they outgrow the arena. */
-    cfg.kv_hbm_bytes = 150 * kv_geometry_make(8, 30, 3, 64).block_bytes;
-    cfg.kv_dram_bytes = 50 * kv_geometry_make(8, 30, 3, 64).block_bytes;
+    cfg.kv_hbm_bytes = 150 * kv_geometry_make(8, 30, 3, 64).block_bytes[LANE_SPARSE];
+    cfg.kv_dram_bytes = 50 * kv_geometry_make(8, 30, 3, 64).block_bytes[LANE_SPARSE];
     struct engine *e = start(&cfg);
     memset(&ear, 0, sizeof ear);
     enum { N = 40 };

@@ -76,7 +76,7 @@ static void geometry_is_that_of_the_design(void)
 {
     struct kv_geometry g = kv_geometry_make(16, 32, 8, 128);
     is_int(g.page_bytes, 8192, "a page of R = 16 and d = 128 has 8 KiB");
-    is_int(g.block_bytes, 8192 * 256, "a block has a page for every layer and KV head");
+    is_int(g.block_bytes[LANE_SPARSE], 8192 * 256, "a block has a page for every layer and KV head");
     is_int(kv_page_offset(&g, 2, 3), (2 * 8 + 3) * 8192, "lanes lie layer by layer");
 }
 

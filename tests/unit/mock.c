@@ -104,21 +104,22 @@ static void a_wrong_block_table_fails_the_step(void)
     struct backend *be = open_mock((struct mock_options){0});
     struct kv_geometry g = {.block_rows = 8, .layers = 2, .kv_heads = 2, .head_dim = 4};
     g.page_bytes = (size_t)8 * 4 * 4;
-    g.block_bytes = 4 * g.page_bytes;
-    void *arena = be->ops->alloc(be, 8 * g.block_bytes);
+    g.block_bytes[LANE_SPARSE] = 4 * g.page_bytes;
+    void *arena = be->ops->alloc(be, 8 * g.block_bytes[LANE_SPARSE]);
     block_id blocks[3] = {5, 1, 3}, wrong[3] = {5, 1, 2};
-    struct batch_seq s = {.n_rows = 20, .blocks = blocks};
-    struct append_args ap = {.geo = &g, .arena = arena, .layer = 0, .seqs = &s, .n_seqs = 1};
-    struct attend_args at = {.geo = &g, .arena = arena, .layer = 0, .seqs = &s, .n_seqs = 1};
+    struct batch_seq s = {.n_rows = 20, .blocks = {blocks}};
+    struct kv_memory kv = {.geo = &g, .hbm = {arena}};
+    struct append_args ap = {.kv = &kv, .layer = 0, .seqs = &s, .n_seqs = 1};
+    struct attend_args at = {.kv = &kv, .layer = 0, .seqs = &s, .n_seqs = 1};
     be->ops->append(be, &ap);
     for (int i = 0; i < 50; i++)
         be->ops->attend(be, &at);
     is_int(be->ops->sync(be), OK, "a right block table passes");
-    s.blocks = wrong;
+    s.blocks[LANE_SPARSE] = wrong;
     be->ops->attend(be, &at);
     is_int(be->ops->sync(be), ERR_DEVICE, "a wrong block table is found");
     is_int(be->ops->sync(be), OK, "and reported once");
-    be->ops->free(be, arena, 8 * g.block_bytes);
+    be->ops->free(be, arena, 8 * g.block_bytes[LANE_SPARSE]);
     be->ops->close(be);
 }
 
