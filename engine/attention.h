@@ -20,15 +20,20 @@ struct sparse_instance {
 
 struct attention;
 
-/* max_rows: plan rows of a step. max_positions: longest sequence. */
+/* max_rows: plan rows of a step. max_positions: longest sequence. Scores and page lists of a layer
+ * live in one buffer of bounded size; a step that needs more is worked on in tiles of rows, which
+ * changes no result. */
 status attention_create(struct attention **out, struct backend *be, const struct kv_memory *kv,
                         uint32_t heads, float scale, uint32_t max_rows, uint32_t max_positions);
-void attention_destroy(struct attention *at);
+void attention_destroy(struct attention *at);       /* every instance must have been released */
+size_t attention_bytes(const struct attention *at); /* of its buffers, for the memory plan's line */
 
-/* The instance for a choice that sparse_choice_check accepted; made at its first use. NULL: no memory
- * or too many different ones (the text in err_text()). */
+/* The instance for a choice that sparse_choice_check accepted, with a reference: one for each
+ * different choice that somebody holds. NULL: no memory, or digests larger than the process was
+ * started with (the text in err_text()). */
 const struct sparse_instance *attention_instance(struct attention *at,
                                                  const struct sparse_choice *c);
+void attention_release(struct attention *at, const struct sparse_instance *in);
 
 /* Rows selected for a sequence of `length` positions: budget in rows, whole pages, at least one. */
 uint32_t attention_budget(const struct sparse_instance *in, const struct kv_geometry *geo,
@@ -37,18 +42,44 @@ uint32_t attention_budget(const struct sparse_instance *in, const struct kv_geom
 uint32_t attention_min_slots(const struct sparse_instance *in, const struct kv_geometry *geo,
                              uint32_t length);
 
+/* What a sequence keeps from step to step: its name for the recorder and, with a re-selection
+ * interval above 1, its last selection. Its content follows from positions alone, so neither chunks
+ * nor preemption change which rows select. NULL: no memory. */
+struct attention_seq;
+struct attention_seq *attention_seq_create(struct attention *at, const struct sparse_instance *in,
+                                           uint64_t id, uint32_t max_positions);
+void attention_seq_destroy(struct attention *at, struct attention_seq *s); /* NULL is allowed */
+
+/* Seals a segment through the instance's plug-in, between kv_seq_seal_begin and its end. */
+void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
+                    uint32_t record, const block_id *from, const block_id *to);
+
 /* ---- a step ---- */
 
 void attention_begin(struct attention *at);
-/* One row of the step that attends by plan; rows must be added in the order of the batch. */
-void attention_add(struct attention *at, const struct sparse_instance *in, const struct plan_row *row);
-/* Called by model_forward after append, layer by layer (struct batch's hook). */
+/* One row of the step that attends by plan; rows must be added in the order of the batch, and the
+ * batch_seq's first_plan counts them in the order they were added. row, pos, n_segments (at least 1),
+ * records, blocks and hot are read; budget, estimate, top_p and miss_threshold come from the
+ * instance. seq may be NULL with interval 1 and no recorder. */
+void attention_add(struct attention *at, const struct sparse_instance *in,
+                   struct attention_seq *seq, const struct plan_row *row);
+/* Rows added since attention_begin: with none, every row attends everything. */
+uint32_t attention_rows(const struct attention *at);
+/* Called by model_forward after append, layer by layer from 0 on (struct batch's hook). */
 void attention_layer(struct attention *at, uint32_t layer, const struct batch_seq *seqs,
                      uint32_t n_seqs, const void *qkv, void *out);
 
-/* Recorder of selections (--record-selection FILE): every (step, sequence, layer, head) with the
- * pages picked. Format in engine/tool/trace.h. NULL: off. */
-struct trace_writer;
-void attention_record(struct attention *at, struct trace_writer *w);
+/* Recorder of selections (--record-selection FILE): told of every (row, layer, SPARSE head) what was
+ * picked, pages ascending with the sinks', before any residency. id: attention_seq_create's. For
+ * backends whose operations run at once (the CPU's). NULL: off. */
+struct attention_selection {
+    uint64_t id;
+    uint32_t pos, n_segments, layer, head;
+    const uint32_t *pages; /* [n_pages] */
+    uint32_t n_pages;
+    const struct sparse_instance *in;
+};
+typedef void attention_recorder(void *arg, const struct attention_selection *s);
+void attention_record(struct attention *at, attention_recorder *record, void *arg);
 
 #endif

@@ -241,7 +241,7 @@ static status load_model(struct model **out, struct backend *be, struct gguf *g,
     struct loader l = {.m = m, .g = g, .plan = p, .halves = make_halves(&p->shape)};
     m->be = be;
     m->info.shape = p->shape;
-    m->attn_scale = p->attn_scale;
+    m->attn_scale = m->info.attn_scale = p->attn_scale;
     m->tokenizer = v->tokenizer;
     m->chat = v->chat;
     memcpy(m->info.end_ids, v->end_ids, sizeof m->info.end_ids);

@@ -9,6 +9,7 @@
 
 struct tokenizer;
 struct chat_template;
+struct attention;
 struct model;
 
 struct model_shape {
@@ -18,6 +19,7 @@ struct model_shape {
 
 struct model_info {
     struct model_shape shape;
+    float attn_scale; /* of q.k */
     char architecture[32], name[128];
     uint64_t n_params, weight_bytes;
     uint32_t end_ids[8], n_end_ids;
@@ -43,6 +45,9 @@ struct batch {
     const uint32_t *tokens;       /* [n_rows] */
     const struct batch_seq *seqs; /* [n_seqs], rows in order without gaps */
     const uint32_t *logit_rows;   /* [n_logits] rows whose logits are wanted */
+    /* What attends, with the plans of this step's rows (engine/attention.h); NULL: every row attends
+     * everything before it. */
+    struct attention *attention;
 };
 
 /* Runs the batch: appends K and V of every row, returns act [n_logits][vocab] of the last norm and
