@@ -28,6 +28,8 @@ HARDEN  := -fPIE -fstack-protector-strong
 CFLAGS   = -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer -ffp-contract=off -MMD -MP \
            $(WARN) $(OPTIM) $(HARDEN) $(CHECKS)
 LDFLAGS := -pie -Wl,-z,relro,-z,now,-z,noexecstack
+# What a plug-in (sparse/plugin.h) may call: err, to say what is wrong with an option.
+LDFLAGS += -Wl,--export-dynamic-symbol=err
 LDLIBS  := -luv -lcjson -lpthread -ldl -lm
 
 # Sanitizers bring their own allocator; everything else gets jemalloc and glibc's checked copies.
@@ -56,8 +58,11 @@ FOLDERS := $(if $(FUZZ),$(filter-out kernels/cpu,$(FOLDERS)),$(FOLDERS))
 SRC     := $(filter-out server/main.c,$(wildcard $(addsuffix /*.c,$(FOLDERS))))
 OBJ     := $(SRC:%.c=$(B)/%.o)
 ALL     := $(wildcard $(addsuffix /*.[ch],$(FOLDERS) kernels/core tests tests/unit tests/contract \
-           tests/e2e tests/fuzz tests/bench))
+           tests/e2e tests/fuzz tests/bench tests/plugin))
 tests-of = $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/$(1)/*.c))
+# Sparse-attention plug-ins as others build them: against a header alone, loaded with --plugin.
+BAD     := symbol abi name taken common preset twice count score
+PLUGINS := $(B)/tests/plugin/signs.so $(BAD:%=$(B)/tests/plugin/bad-%.so)
 TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/*.c)) $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
 
 .DEFAULT_GOAL := all
@@ -119,9 +124,18 @@ $(B)/tests/%: $(B)/tests/%.o $(B)/libspind.a
 	@mkdir -p $(@D)
 	$(call show,LINK,$@)
 	$(Q)$(CC) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(B)/tests/plugin/%.so: tests/plugin/%.c $(B)/flags
+	@mkdir -p $(@D)
+	$(call show,SO,$@)
+	$(Q)$(CC) $(filter-out -fPIE,$(CFLAGS)) -fPIC -shared $< -o $@
+$(B)/tests/plugin/bad-%.so: tests/plugin/bad.c $(B)/flags
+	@mkdir -p $(@D)
+	$(call show,SO,$@)
+	$(Q)$(CC) $(filter-out -fPIE,$(CFLAGS)) -fPIC -shared -DBAD_$(shell echo $* | tr a-z A-Z) $< -o $@
+$(B)/tests/unit/sparse: | $(PLUGINS)
 .SECONDARY:
 
-tests: $(TESTS) $(B)/tests/text_pipe
+tests: $(TESTS) $(B)/tests/text_pipe $(PLUGINS)
 fuzzers: $(call tests-of,fuzz)
 benches: $(call tests-of,bench)
 

@@ -183,6 +183,16 @@ struct unpermute_args {
     uint32_t record, n_rows;
 };
 
+/* Reads rows of a lane as numbers, whatever their order inside a page: for plug-ins that digest on the
+ * host, and for tests. Runs at once. CPU backend; NULL where pages are not the host's to read. */
+struct read_args {
+    const struct kv_memory *kv;
+    uint32_t layer, head;
+    const block_id *blocks;     /* of the lane's class */
+    uint32_t first_row, n_rows; /* counted from the first row of blocks[0] */
+    float *k, *v;               /* [n_rows][head_dim]; NULL: not wanted */
+};
+
 struct hot_set; /* kernels/core/hot_set.h: slots of a SPILLED sequence */
 
 /* One row that attends by plan. Its sealed positions are the first n_segments * SEGMENT_ROWS; the
@@ -372,6 +382,7 @@ struct backend_ops {
     void (*select)(struct backend *be, const struct select_args *a);
     void (*resolve)(struct backend *be, const struct resolve_args *a);
     void (*sample)(struct backend *be, const struct sample_args *a);
+    void (*read)(struct backend *be, const struct read_args *a);
 };
 
 struct backend {

@@ -11,9 +11,9 @@
 #include "kernels/backend.h"
 
 struct head_policy_config {
-    const char *name;       /* "none", "streaming", "duo", "razor" */
-    const char *file;       /* pattern or policy file; NULL where none is needed */
-    float sparsity;         /* duo: share of lanes that become STREAM, by rank of their gate; < 0: the
+    const char *name; /* "none", "streaming", "duo", "razor" */
+    const char *file; /* pattern or policy file; NULL where none is needed */
+    float sparsity;   /* duo: share of lanes that become STREAM, by rank of their gate; < 0: the
                                file's own (or 0.5) */
     uint32_t exempt_layers; /* first layers whose SPARSE lanes become DENSE */
     uint32_t sinks, recent; /* rows of STREAM lanes; multiples of 16; 0: the file's or 64 and 256 */

@@ -19,6 +19,9 @@ extern "C" {
 
 enum { SPARSE_ABI = 1, SPARSE_MAX_OPTIONS = 12, SPARSE_MAX_PLUGINS = 16 };
 
+/* A preset that leaves the value to describe(): below every range. */
+#define SPARSE_PRESET_AUTO (-1.0)
+
 enum sparse_option_type { SPARSE_BOOL, SPARSE_COUNT, SPARSE_NUMBER, SPARSE_CHOICE };
 
 /* One option of a plug-in: `"sparse": {"estimate": 0.25}` of a request, `--sparse-option
@@ -27,8 +30,8 @@ enum sparse_option_type { SPARSE_BOOL, SPARSE_COUNT, SPARSE_NUMBER, SPARSE_CHOIC
 struct sparse_option {
     const char *name, *help;
     enum sparse_option_type type;
-    double preset, min, max;
-    const char *choices; /* SPARSE_CHOICE: "a|b|c" */
+    double preset, min, max; /* preset: in range, or SPARSE_PRESET_AUTO */
+    const char *choices;     /* SPARSE_CHOICE: "a|b|c" */
 };
 
 /* What a request asks for; flat, so that it travels in a message. */
@@ -48,9 +51,9 @@ struct sparse_traits {
     bool attends_all; /* `dense`: nothing is selected; nothing below is read */
     uint32_t parts;   /* partitions of a segment: SEGMENT_ROWS / R for MAP_PAGE */
     enum group_reduce reduce;
-    uint32_t sinks;    /* rows at the start that are always attended */
-    float estimate;    /* share of all partitions estimated after the selected ones; 0: none */
-    bool permutes;     /* seal changes the order of rows: the prefix cache keeps such blocks apart */
+    uint32_t sinks; /* rows at the start that are always attended */
+    float estimate; /* share of all partitions estimated after the selected ones; 0: none */
+    bool permutes;  /* seal changes the order of rows: the prefix cache keeps such blocks apart */
     struct digest_desc digest; /* of the built-in kinds; kind DIGEST_NONE: `digest_bytes` is ours */
     size_t digest_bytes; /* of a lane's part of a record; filled from the backend if kind is not
                             DIGEST_NONE. At most what the process was started with */
@@ -75,7 +78,8 @@ static inline void *sparse_digest(const struct kv_memory *kv, uint32_t record, u
     struct lane_place p = kv_lane(kv->geo, layer, head);
     if (p.class_ != LANE_SPARSE)
         return NULL;
-    return (char *)kv->records + (size_t)record * kv->record_bytes + p.index * kv->record_lane_bytes;
+    return (char *)kv->records + (size_t)record * kv->record_bytes +
+           p.index * kv->record_lane_bytes;
 }
 
 /* Query head h (of the layer) of plan row i, for plug-ins that score on the host (CPU backend). */
@@ -87,9 +91,9 @@ static inline const float *sparse_query(const struct sparse_rows *r, uint32_t i,
 }
 
 struct sparse_plugin {
-    uint32_t abi;     /* SPARSE_ABI */
-    const char *name; /* [a-z][a-z0-9_]*, at most 15 characters */
-    const char *help; /* one line */
+    uint32_t abi;                        /* SPARSE_ABI */
+    const char *name;                    /* [a-z][a-z0-9_]*, at most 15 characters */
+    const char *help;                    /* one line */
     const struct sparse_option *options; /* [n_options] */
     uint32_t n_options;
 
@@ -118,6 +122,9 @@ status sparse_find(const char *name, uint32_t *out);
  * any thread starts. */
 status sparse_load(const char *file);
 
+/* A field that every choice has ("budget", ...): no plug-in's option is called so. */
+bool sparse_is_common(const char *name);
+bool sparse_option_takes(const struct sparse_option *o, double value); /* is it in range? */
 /* Presets of the plug-in's options, interval 1, nothing else. */
 struct sparse_choice sparse_choice_make(uint32_t plugin, float budget);
 /* Sets one option from text ("on", "8", "0.25", a choice). ERR_ARG: unknown name or value out of

@@ -113,6 +113,7 @@ static const struct backend_ops cpu_ops = {
     .append = cpu_append,
     .attend = cpu_attend,
     .sample = cpu_sample,
+    .read = cpu_read,
 };
 
 /* What the machine and its operating system can run; the built-in asks for both. */

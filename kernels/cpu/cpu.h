@@ -36,6 +36,7 @@ status cpu_attend_open(struct cpu_backend *b);
 void cpu_attend_close(struct cpu_backend *b);
 void cpu_append(struct backend *be, const struct append_args *a);
 void cpu_attend(struct backend *be, const struct attend_args *a);
+void cpu_read(struct backend *be, const struct read_args *a);
 
 /* sample.c */
 status cpu_sample_open(struct cpu_backend *b);

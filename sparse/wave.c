@@ -1,0 +1,124 @@
+/* RetroInfer's wave index (reference/wave-index.md) as selection.md measured it best: a partition is a
+ * cluster of keys, and a cluster is a page. Sealing splits a segment into balanced clusters of one
+ * page by recursive bisection and stores them in that order; the digest is the mean of a cluster's
+ * rows and, beside it, the rows farthest from that mean, because averages hide the one row that
+ * matters. The best clusters are attended row by row, the next ones by their digest alone.
+ *
+ * `balance=false` is the paper's own: free k-means inside a segment, clusters of any size, selected
+ * rows masked within the pages they lie in. */
+#include "sparse/builtin.h"
+
+enum { OUTLIERS, ESTIMATE, BALANCE, COARSE_GROUP, COARSE_OPEN, REDUCE };
+
+enum {
+    KMEANS_PARTS = 64,    /* 16 rows on average, as in the paper */
+    COARSE_GROUP_MIN = 4, /* what the backend keeps a coarse digest of */
+    COARSE_GROUP_MAX = 32
+};
+
+static const struct sparse_option options[] = {
+    [OUTLIERS] = {.name = "outliers",
+                  .help = "rows farthest from the mean that a digest keeps beside it; preset: 1 "
+                          "with blocks of 8 rows, else 0",
+                  .type = SPARSE_COUNT,
+                  .preset = SPARSE_PRESET_AUTO,
+                  .max = 2},
+    [ESTIMATE] = {.name = "estimate",
+                  .help = "share of all partitions that are estimated after the selected ones",
+                  .type = SPARSE_NUMBER,
+                  .preset = 0.25,
+                  .max = 1},
+    [BALANCE] = {.name = "balance",
+                 .help = "clusters of exactly one page; off: free k-means, as in the paper",
+                 .type = SPARSE_BOOL,
+                 .preset = 1},
+    [COARSE_GROUP] = {.name = "coarse_group",
+                      .help =
+                          "clusters that share a coarse digest, which is scored first: 2, 4, 8, "
+                          "16 or 32; 0: every cluster is scored",
+                      .type = SPARSE_COUNT,
+                      .max = COARSE_GROUP_MAX},
+    [COARSE_OPEN] = {.name = "coarse_open",
+                     .help = "share of the groups whose clusters are scored",
+                     .type = SPARSE_NUMBER,
+                     .preset = 0.5,
+                     .min = 0.01,
+                     .max = 1},
+    [REDUCE] = {.name = "reduce",
+                .help = "how the heads of a group agree on a score",
+                .type = SPARSE_CHOICE,
+                .preset = REDUCE_MAX_PROB,
+                .choices = BUILTIN_REDUCES},
+};
+
+/* Small pages get an outlier: the quality setting. Larger ones are the speed setting. */
+static uint32_t outliers(const struct kv_geometry *geo, const double *values)
+{
+    if (values[OUTLIERS] >= 0)
+        return (uint32_t)values[OUTLIERS];
+    return geo->block_rows == 8 && values[BALANCE] != 0 ? 1 : 0;
+}
+
+static status check_coarse(const double *values)
+{
+    uint32_t group = (uint32_t)values[COARSE_GROUP];
+    if ((group & (group - 1)) != 0 || (group != 0 && group < COARSE_GROUP_MIN))
+        return err(ERR_ARG, "coarse_group must be 0, 4, 8, 16 or 32, got %u", group);
+    if (group != 0 && values[BALANCE] == 0)
+        return err(ERR_ARG,
+                   "coarse_group must be 0 with balance off, got %u: groups are subtrees "
+                   "of the bisection",
+                   group);
+    return OK;
+}
+
+static status describe(const struct kv_geometry *geo, const double *values,
+                       struct sparse_traits *out)
+{
+    bool balance = values[BALANCE] != 0;
+    uint32_t parts = balance ? SEGMENT_ROWS / geo->block_rows : KMEANS_PARTS;
+    TRY(check_coarse(values));
+    *out = (struct sparse_traits){
+        .map = balance ? MAP_PAGE : MAP_GATHER,
+        .parts = parts,
+        .reduce = (enum group_reduce)values[REDUCE],
+        .sinks = builtin_sinks(geo),
+        .estimate = (float)values[ESTIMATE],
+        .permutes = true,
+        .digest = {.order = balance ? ORDER_BISECT : ORDER_KMEANS,
+                   .kind = DIGEST_CENTROID,
+                   .parts = parts,
+                   .outliers = outliers(geo, values),
+                   .sinks = builtin_sinks(geo),
+                   .values = true},
+    };
+    return OK;
+}
+
+static void seal(struct backend *be, const struct sparse_traits *t, const double *values,
+                 const struct seal_args *a)
+{
+    (void)t, (void)values;
+    be->ops->seal(be, a);
+}
+
+static void score(const struct sparse_rows *r, const struct sparse_traits *t, const double *values,
+                  float *scores, uint32_t stride)
+{
+    struct score_args a = builtin_score(r, t, scores, stride);
+    a.kind = SCORE_MASS;
+    a.coarse_group = (uint32_t)values[COARSE_GROUP];
+    a.coarse_open = (float)values[COARSE_OPEN];
+    r->be->ops->score(r->be, &a);
+}
+
+const struct sparse_plugin wave_plugin = {
+    .abi = SPARSE_ABI,
+    .name = "wave",
+    .help = "clusters of one page by their centroid and outliers; the next best are estimated",
+    .options = options,
+    .n_options = ARRAY_LEN(options),
+    .describe = describe,
+    .seal = seal,
+    .score = score,
+};
