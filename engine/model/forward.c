@@ -2,7 +2,8 @@
  *
  * The residual stream x stays in the backend; every linear layer normalises its input rows itself and
  * adds to x itself, so there is no other traffic between layers. Rows that want no logits end with the
- * last layer's append: nobody reads what comes after. */
+ * last layer's append, or its attention where they attend by plan: nobody reads what comes after. */
+#include "engine/attention.h"
 #include "engine/model/internal.h"
 
 struct buffer {
@@ -102,6 +103,10 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
 
 static void attend(struct model *m, const struct batch *b, uint32_t layer)
 {
+    if (b->attention != NULL) {
+        attention_layer(b->attention, layer, b->seqs, b->n_seqs, m->qkv, m->att);
+        return;
+    }
     const struct attend_args a = {.kv = b->kv,
                                   .layer = layer,
                                   .heads = m->info.shape.heads,
@@ -158,9 +163,11 @@ const void *model_forward(struct model *m, const struct batch *b)
         feed_forward(m, &m->layers[i], m->x, b->n_rows);
     }
     project_and_append(m, b, last);
-    if (b->n_logits > 0) {
+    /* A row that attends by plan leaves its selection to later rows. */
+    bool plans = b->attention != NULL && attention_rows(b->attention) > 0;
+    if (b->n_logits > 0 || plans)
         attend(m, b, last);
+    if (b->n_logits > 0)
         finish_logit_rows(m, b);
-    }
     return m->logits;
 }
