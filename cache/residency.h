@@ -1,0 +1,59 @@
+/* Memory and policy of hot sets (kernels/core/hot_set.h): the leaf pool, the slots, their statistics.
+ *
+ * Used by cache/kv.c alone; the engine thread owns everything here. All of it is backend memory, since
+ * the device reads it in a step; between steps the host writes it through the same pointers (on the
+ * CPU it is plain memory; a device backend gives memory that both sides see). */
+#ifndef CACHE_RESIDENCY_H
+#define CACHE_RESIDENCY_H
+
+#include "kernels/backend.h"
+#include "kernels/core/hot_set.h"
+
+/* ---- leaf pool ---- */
+
+struct leaf_pool; /* leaves of [n_lanes][HOT_LEAF_PAGES] u16, in chunks, given back when unused */
+/* max_bytes: bound of the memory it holds. ERR_MEMORY. */
+status leaf_pool_create(struct leaf_pool **out, struct backend *be, uint32_t n_lanes,
+                        uint64_t max_bytes);
+/* Every leaf was given back. NULL is allowed. */
+void leaf_pool_destroy(struct leaf_pool *p);
+uint64_t leaf_pool_bytes(const struct leaf_pool *p);      /* held now */
+uint64_t leaf_pool_leaf_bytes(const struct leaf_pool *p); /* of one leaf */
+/* A leaf of HOT_NEVER. ERR_FULL: max_bytes are held; ERR_MEMORY. */
+status leaf_pool_get(struct leaf_pool *p, uint16_t **out);
+void leaf_pool_put(struct leaf_pool *p, uint16_t *leaf);
+
+/* ---- a hot set ---- */
+
+/* Opens without slots and without covered pages. max_pages: of the sequence at its longest.
+ * ERR_MEMORY. */
+status hot_set_open(struct hot_set **out, struct backend *be, struct leaf_pool *pool,
+                    uint32_t n_lanes, uint32_t max_pages);
+/* NULL is allowed. */
+void hot_set_close(struct hot_set *h, struct backend *be, struct leaf_pool *pool);
+uint64_t hot_set_bytes(const struct hot_set *h); /* without leaves */
+
+/* Gives it n_slots slots behind these HBM blocks (copied; the first ones stay as they were when it
+ * grows; when it shrinks, pages in slots >= n_slots are forgotten: they are in DRAM). ERR_MEMORY:
+ * nothing changed; never when it shrinks. */
+status hot_set_resize(struct hot_set *h, struct backend *be, const uint32_t *slot_blocks,
+                      uint32_t n_slots);
+/* Pages [0, n_pages) are sealed and lie in these DRAM blocks (copied); makes leaves for them. Never
+ * fewer than before. ERR_FULL, ERR_MEMORY: no leaf, and nothing changed. */
+status hot_set_cover(struct hot_set *h, struct leaf_pool *pool, const uint32_t *dram_blocks,
+                     uint32_t n_pages);
+/* Ends a step: advances the epoch, clears in-use marks. */
+void hot_set_step(struct hot_set *h);
+
+/* What its lanes counted since the last call. */
+struct hot_counts {
+    uint64_t hits, misses, light_misses;
+};
+/* Adds to *counts and to histogram[HOT_AGES] (hot_lane_stats.distance, over all lanes; NULL: not
+ * wanted), and starts anew. */
+void hot_set_collect(struct hot_set *h, struct hot_counts *counts, double *histogram);
+
+/* CHECKs that slots and tables are inverse to each other. */
+void hot_set_audit(const struct hot_set *h);
+
+#endif
