@@ -10,153 +10,12 @@
  * left nothing to re-use (the first planned row of a sequence), or if a segment was sealed in between.
  * Else it takes over the last row's list, which then lies beside it in the tile or in the sequence's
  * attention_seq. The list is of page numbers: residency is resolved anew in every step. */
-#include "engine/attention.h"
-
-#include <string.h>
+#include "engine/attention_internal.h"
 
 enum {
     BUFFER_BYTES = 64 << 20, /* scores and lists of one layer, unless a single row needs more */
     LIST_BYTES = 12,         /* per page of a list: page, mask, share */
 };
-
-static const double ROUNDING = 1e-6; /* 0.7f of 160 is 112 rows, not 111 */
-
-struct instance {
-    struct sparse_instance pub; /* first: what callers hold points here */
-    uint32_t refs;
-    struct instance *next;
-    /* Of the step being planned: sizes that suit each of its rows. */
-    uint32_t stride, page_cap, estimate_cap;
-    size_t row_bytes;
-};
-
-/* A selection per layer, as select wrote it. Backend memory. */
-struct attention_seq {
-    uint64_t id;
-    uint32_t n_lists;                /* layers * kv_heads */
-    uint32_t page_cap, estimate_cap; /* 0: interval 1, nothing is kept */
-    uint32_t pos, n_segments;        /* of the row that was kept */
-    bool has;
-    size_t bytes;
-    uint32_t *pages, *masks, *estimates; /* [n_lists][cap] */
-    float *share;
-    uint32_t *n_pages, *n_estimates; /* [n_lists] */
-};
-
-/* A row of the step, beside its plan_row. */
-struct planned {
-    struct instance *in;
-    struct attention_seq *seq;
-    bool selects;
-    bool keeps; /* the last of its sequence in the tile, and a later row may re-use its selection */
-};
-
-/* Rows of one instance in one tile. */
-struct group {
-    struct instance *in;
-    uint32_t first, n; /* of at->rows */
-    float *scores;     /* [n][kv_heads][group][stride] */
-    uint32_t *pages, *masks, *estimates, *n_pages, *n_estimates;
-    float *share;
-};
-
-struct tile {
-    uint32_t first_seq, n_seqs;     /* of at->seqs */
-    uint32_t first_group, n_groups; /* of at->groups, at->plans */
-};
-
-struct attention {
-    struct backend *be;
-    const struct kv_memory *kv;
-    uint32_t heads, max_rows, max_positions;
-    float scale;
-    struct instance *instances;
-    attention_recorder *record;
-    void *record_arg;
-
-    uint32_t n_rows;
-    bool is_cut;                   /* tiles are made; the first layer of a step does it */
-    struct plan_row *added, *rows; /* [max_rows] as added; by tile and instance. Backend memory */
-    struct planned *added_with, *with; /* [max_rows] beside added and rows */
-    struct tile *tiles;                /* [max_rows + 1] */
-    struct group *groups;              /* [max_rows] */
-    struct attend_plans *plans;        /* [max_rows] beside groups */
-    uint32_t n_tiles, n_groups;
-    struct batch_seq *seqs; /* [max_seqs] the batch's, cut and with first_plan of the tile */
-    uint32_t n_seqs, max_seqs;
-    void *buffer; /* backend memory, shared by the tiles one after the other */
-    size_t buffer_bytes;
-};
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint32_t max_u32(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint32_t ceil_div(uint32_t a, uint32_t b)
-{
-    return a / b + (a % b != 0);
-}
-
-/* Sealed segments that the last of n_rows rows sees at most. */
-static uint32_t segments_due(uint32_t n_rows)
-{
-    return n_rows < SEGMENT_ROWS + TAIL_ROWS ? 0 : (n_rows - TAIL_ROWS) / SEGMENT_ROWS;
-}
-
-static uint32_t group_size(const struct attention *at)
-{
-    return at->heads / at->kv->geo->kv_heads;
-}
-
-/* ---- sizes ---- */
-
-uint32_t attention_budget(const struct sparse_instance *in, const struct kv_geometry *geo,
-                          uint32_t length)
-{
-    double budget = (double)in->choice.budget, r = geo->block_rows;
-    double rows = budget > 1 ? budget : budget * length * (1 + ROUNDING);
-    if (rows > length)
-        rows = length;
-    uint32_t pages = (uint32_t)(rows / r);
-    return max_u32(pages, 1) * geo->block_rows;
-}
-
-/* Pages that hold `budget` rows, however they lie: whole pages of a PAGE map; else each row may need
- * a page of its own, and the one partition that is picked in any case is a segment at most. */
-static uint32_t budget_pages(const struct sparse_instance *in, const struct kv_geometry *geo,
-                             uint32_t budget)
-{
-    if (in->traits.map == MAP_PAGE)
-        return ceil_div(budget, geo->block_rows);
-    if (in->traits.map == MAP_TOKEN)
-        return budget;
-    return max_u32(budget, SEGMENT_ROWS / geo->block_rows);
-}
-
-static uint32_t page_cap(const struct sparse_instance *in, const struct kv_geometry *geo,
-                         uint32_t budget, uint32_t n_segments)
-{
-    uint32_t sinks = ceil_div(in->traits.sinks, geo->block_rows);
-    return min_u32(budget_pages(in, geo, budget) + sinks,
-                   n_segments * (SEGMENT_ROWS / geo->block_rows));
-}
-
-uint32_t attention_min_slots(const struct sparse_instance *in, const struct kv_geometry *geo,
-                             uint32_t length)
-{
-    return page_cap(in, geo, attention_budget(in, geo, length), segments_due(length));
-}
-
-static uint32_t estimate_count(const struct sparse_traits *t, uint32_t n_segments)
-{
-    return (uint32_t)((double)t->estimate * n_segments * t->parts + 0.5);
-}
 
 static size_t aligned(size_t bytes)
 {
@@ -247,134 +106,6 @@ void attention_record(struct attention *at, attention_recorder *record, void *ar
     at->record_arg = arg;
 }
 
-/* ---- instances ---- */
-
-static bool same_choice(const struct sparse_choice *a, const struct sparse_choice *b)
-{
-    if (a->plugin != b->plugin || a->interval != b->interval || a->budget != b->budget ||
-        a->top_p != b->top_p || a->miss_threshold != b->miss_threshold)
-        return false;
-    for (uint32_t i = 0; i < sparse_at(a->plugin)->n_options; i++)
-        if (a->values[i] != b->values[i])
-            return false;
-    return true;
-}
-
-/* Sizes of digests follow from options; the process has room for those it was started with. */
-static status describe(const struct attention *at, const struct sparse_choice *c,
-                       struct sparse_instance *out)
-{
-    TRY(sparse_choice_check(c, at->kv->geo, &out->traits));
-    out->plugin = sparse_at(c->plugin);
-    out->choice = *c;
-    out->layout_id = sparse_layout_id(c, &out->traits);
-    out->digest_id = sparse_digest_id(c, &out->traits);
-    if (out->traits.digest_bytes > at->kv->record_lane_bytes)
-        return err(ERR_ARG,
-                   "sparse: digests of %s with these options take %zu bytes per segment and head; "
-                   "this server was started with room for %zu",
-                   out->plugin->name, out->traits.digest_bytes, at->kv->record_lane_bytes);
-    return OK;
-}
-
-const struct sparse_instance *attention_instance(struct attention *at,
-                                                 const struct sparse_choice *c)
-{
-    for (struct instance *in = at->instances; in != NULL; in = in->next) {
-        if (same_choice(&in->pub.choice, c)) {
-            in->refs++;
-            return &in->pub;
-        }
-    }
-    struct instance *in = mem_try_alloc(sizeof *in);
-    if (in == NULL) {
-        (void)err(ERR_MEMORY, "no memory for an instance of a sparse plug-in");
-        return NULL;
-    }
-    if (describe(at, c, &in->pub) != OK) {
-        mem_free(in);
-        return NULL;
-    }
-    in->refs = 1;
-    in->next = at->instances;
-    at->instances = in;
-    return &in->pub;
-}
-
-void attention_release(struct attention *at, const struct sparse_instance *in)
-{
-    struct instance **p = &at->instances;
-    while (&(*p)->pub != in) {
-        CHECK(*p != NULL);
-        p = &(*p)->next;
-    }
-    struct instance *found = *p;
-    if (--found->refs > 0)
-        return;
-    *p = found->next;
-    mem_free(found);
-}
-
-/* ---- what a sequence keeps ---- */
-
-static bool keep_alloc(struct attention *at, struct attention_seq *s)
-{
-    size_t lists = s->n_lists, pages = lists * s->page_cap, estimates = lists * s->estimate_cap;
-    s->bytes = (3 * pages + estimates + 2 * lists) * 4;
-    uint32_t *p = at->be->ops->alloc(at->be, s->bytes);
-    if (p == NULL)
-        return false;
-    s->pages = p;
-    s->masks = p + pages;
-    s->share = (float *)(p + 2 * pages);
-    s->estimates = p + 3 * pages;
-    s->n_pages = s->estimates + estimates;
-    s->n_estimates = s->n_pages + lists;
-    return true;
-}
-
-struct attention_seq *attention_seq_create(struct attention *at, const struct sparse_instance *in,
-                                           uint64_t id, uint32_t max_positions)
-{
-    const struct kv_geometry *g = at->kv->geo;
-    struct attention_seq *s = mem_try_alloc(sizeof *s);
-    if (s == NULL)
-        return NULL;
-    s->id = id;
-    if (in->choice.interval <= 1 || in->traits.attends_all)
-        return s;
-    s->n_lists = g->layers * g->kv_heads;
-    s->page_cap = max_u32(attention_min_slots(in, g, max_positions), 1);
-    s->estimate_cap = estimate_count(&in->traits, segments_due(max_positions));
-    if (keep_alloc(at, s))
-        return s;
-    mem_free(s);
-    return NULL;
-}
-
-void attention_seq_destroy(struct attention *at, struct attention_seq *s)
-{
-    if (s == NULL)
-        return;
-    if (s->pages != NULL)
-        at->be->ops->free(at->be, s->pages, s->bytes);
-    mem_free(s);
-}
-
-void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
-                    uint32_t record, const block_id *from, const block_id *to)
-{
-    if (in->plugin->seal == NULL)
-        return;
-    const struct seal_args a = {.kv = at->kv,
-                                .desc = in->traits.digest,
-                                .from = from,
-                                .to = to,
-                                .segment = segment,
-                                .record = record};
-    in->plugin->seal(at->be, &in->traits, in->choice.values, &a);
-}
-
 /* ---- adding rows ---- */
 
 void attention_begin(struct attention *at)
@@ -400,12 +131,12 @@ void attention_add(struct attention *at, const struct sparse_instance *pub,
     struct plan_row *r = &at->added[at->n_rows];
     *r = *row;
     r->budget = attention_budget(pub, g, row->pos + 1);
-    r->estimate = estimate_count(&pub->traits, row->n_segments);
+    r->estimate = attention_estimates(&pub->traits, row->n_segments);
     r->top_p = pub->choice.top_p;
     r->miss_threshold = pub->choice.miss_threshold;
     at->added_with[at->n_rows++] = (struct planned){.in = in, .seq = seq};
     in->stride = max_u32(in->stride, row->n_segments * pub->traits.parts);
-    in->page_cap = max_u32(in->page_cap, page_cap(pub, g, r->budget, row->n_segments));
+    in->page_cap = max_u32(in->page_cap, attention_page_cap(pub, g, r->budget, row->n_segments));
     in->estimate_cap = max_u32(in->estimate_cap, r->estimate);
 }
 

@@ -1,0 +1,186 @@
+/* Choices of plug-ins (attention.h): what an instance is, how much it selects, what a sequence keeps of
+ * it between steps. */
+#include "engine/attention_internal.h"
+
+static const double ROUNDING = 1e-6; /* 0.7f of 160 is 112 rows, not 111 */
+
+/* Sealed segments that the last of n_rows rows sees at most. */
+static uint32_t segments_due(uint32_t n_rows)
+{
+    return n_rows < SEGMENT_ROWS + TAIL_ROWS ? 0 : (n_rows - TAIL_ROWS) / SEGMENT_ROWS;
+}
+
+/* ---- sizes ---- */
+
+uint32_t attention_budget(const struct sparse_instance *in, const struct kv_geometry *geo,
+                          uint32_t length)
+{
+    double budget = (double)in->choice.budget, r = geo->block_rows;
+    double rows = budget > 1 ? budget : budget * length * (1 + ROUNDING);
+    if (rows > length)
+        rows = length;
+    uint32_t pages = (uint32_t)(rows / r);
+    return max_u32(pages, 1) * geo->block_rows;
+}
+
+/* Pages that hold `budget` rows, however they lie: whole pages of a PAGE map; else each row may need
+ * a page of its own, and the one partition that is picked in any case is a segment at most. */
+static uint32_t budget_pages(const struct sparse_instance *in, const struct kv_geometry *geo,
+                             uint32_t budget)
+{
+    if (in->traits.map == MAP_PAGE)
+        return ceil_div(budget, geo->block_rows);
+    if (in->traits.map == MAP_TOKEN)
+        return budget;
+    return max_u32(budget, SEGMENT_ROWS / geo->block_rows);
+}
+
+uint32_t attention_page_cap(const struct sparse_instance *in, const struct kv_geometry *geo,
+                            uint32_t budget, uint32_t n_segments)
+{
+    uint32_t sinks = ceil_div(in->traits.sinks, geo->block_rows);
+    return min_u32(budget_pages(in, geo, budget) + sinks,
+                   n_segments * (SEGMENT_ROWS / geo->block_rows));
+}
+
+uint32_t attention_min_slots(const struct sparse_instance *in, const struct kv_geometry *geo,
+                             uint32_t length)
+{
+    return attention_page_cap(in, geo, attention_budget(in, geo, length), segments_due(length));
+}
+
+uint32_t attention_estimates(const struct sparse_traits *t, uint32_t n_segments)
+{
+    return (uint32_t)((double)t->estimate * n_segments * t->parts + 0.5);
+}
+
+/* ---- instances ---- */
+
+static bool same_choice(const struct sparse_choice *a, const struct sparse_choice *b)
+{
+    if (a->plugin != b->plugin || a->interval != b->interval || a->budget != b->budget ||
+        a->top_p != b->top_p || a->miss_threshold != b->miss_threshold)
+        return false;
+    for (uint32_t i = 0; i < sparse_at(a->plugin)->n_options; i++)
+        if (a->values[i] != b->values[i])
+            return false;
+    return true;
+}
+
+/* Sizes of digests follow from options; the process has room for those it was started with. */
+static status describe(const struct attention *at, const struct sparse_choice *c,
+                       struct sparse_instance *out)
+{
+    struct sparse_traits *t = &out->traits;
+    TRY(sparse_choice_check(c, at->kv->geo, t));
+    out->plugin = sparse_at(c->plugin);
+    if (!t->attends_all && t->digest.kind != DIGEST_NONE)
+        t->digest_bytes = at->be->ops->digest_bytes(at->kv->geo, &t->digest);
+    out->choice = *c;
+    out->layout_id = sparse_layout_id(c, t);
+    out->digest_id = sparse_digest_id(c, t);
+    if (t->digest_bytes > at->kv->record_lane_bytes)
+        return err(ERR_ARG,
+                   "sparse: digests of %s with these options take %zu bytes per segment and head; "
+                   "this server was started with room for %zu",
+                   out->plugin->name, t->digest_bytes, at->kv->record_lane_bytes);
+    return OK;
+}
+
+const struct sparse_instance *attention_instance(struct attention *at,
+                                                 const struct sparse_choice *c)
+{
+    for (struct instance *in = at->instances; in != NULL; in = in->next) {
+        if (same_choice(&in->pub.choice, c)) {
+            in->refs++;
+            return &in->pub;
+        }
+    }
+    struct instance *in = mem_try_alloc(sizeof *in);
+    if (in == NULL) {
+        (void)err(ERR_MEMORY, "no memory for an instance of a sparse plug-in");
+        return NULL;
+    }
+    if (describe(at, c, &in->pub) != OK) {
+        mem_free(in);
+        return NULL;
+    }
+    in->refs = 1;
+    in->next = at->instances;
+    at->instances = in;
+    return &in->pub;
+}
+
+void attention_release(struct attention *at, const struct sparse_instance *in)
+{
+    struct instance **p = &at->instances;
+    while (&(*p)->pub != in) {
+        CHECK(*p != NULL);
+        p = &(*p)->next;
+    }
+    struct instance *found = *p;
+    if (--found->refs > 0)
+        return;
+    *p = found->next;
+    mem_free(found);
+}
+
+/* ---- what a sequence keeps ---- */
+
+static bool keep_alloc(struct attention *at, struct attention_seq *s)
+{
+    size_t lists = s->n_lists, pages = lists * s->page_cap, estimates = lists * s->estimate_cap;
+    s->bytes = (3 * pages + estimates + 2 * lists) * 4;
+    uint32_t *p = at->be->ops->alloc(at->be, s->bytes);
+    if (p == NULL)
+        return false;
+    s->pages = p;
+    s->masks = p + pages;
+    s->share = (float *)(p + 2 * pages);
+    s->estimates = p + 3 * pages;
+    s->n_pages = s->estimates + estimates;
+    s->n_estimates = s->n_pages + lists;
+    return true;
+}
+
+struct attention_seq *attention_seq_create(struct attention *at, const struct sparse_instance *in,
+                                           uint64_t id, uint32_t max_positions)
+{
+    const struct kv_geometry *g = at->kv->geo;
+    struct attention_seq *s = mem_try_alloc(sizeof *s);
+    if (s == NULL)
+        return NULL;
+    s->id = id;
+    if (in->choice.interval <= 1 || in->traits.attends_all)
+        return s;
+    s->n_lists = g->layers * g->kv_heads;
+    s->page_cap = max_u32(attention_min_slots(in, g, max_positions), 1);
+    s->estimate_cap = attention_estimates(&in->traits, segments_due(max_positions));
+    if (keep_alloc(at, s))
+        return s;
+    mem_free(s);
+    return NULL;
+}
+
+void attention_seq_destroy(struct attention *at, struct attention_seq *s)
+{
+    if (s == NULL)
+        return;
+    if (s->pages != NULL)
+        at->be->ops->free(at->be, s->pages, s->bytes);
+    mem_free(s);
+}
+
+void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
+                    uint32_t record, const block_id *from, const block_id *to)
+{
+    if (in->plugin->seal == NULL)
+        return;
+    const struct seal_args a = {.kv = at->kv,
+                                .desc = in->traits.digest,
+                                .from = from,
+                                .to = to,
+                                .segment = segment,
+                                .record = record};
+    in->plugin->seal(at->be, &in->traits, in->choice.values, &a);
+}
