@@ -132,7 +132,7 @@ void answer_event(struct choice *ch)
 
 static struct usage final_usage(const struct call *call)
 {
-    struct usage u = {.prompt = call->n_prompt_tokens};
+    struct usage u = {.prompt = call->n_prompt_tokens, .light_misses = call->n_light_misses};
     for (uint32_t i = 0; i < call->n_choices; i++)
         u.completion += call->choices[i].n_tokens;
     if (call->all->api->cfg.prompt_tokens_details)

@@ -77,6 +77,7 @@ struct call {
     uint32_t whole_choice;
     struct render_at whole_at;
     uint64_t answer_bytes;                      /* its share of calls.answer_bytes */
+    uint64_t n_light_misses;                    /* of tokens received, sum over choices */
     uint64_t n_prompt_tokens, n_told, n_cached; /* n_told, n_cached: sums over choices, prompts */
     struct choice choices[];
 };

@@ -265,6 +265,11 @@ static void write_usage(struct writer *w, const struct usage *u)
         write_u64(w, u->cached);
         LIT(w, "}");
     }
+    if (u->light_misses > 0) {
+        LIT(w, ",\"sparse_details\":{\"estimated_pages\":");
+        write_u64(w, u->light_misses);
+        LIT(w, "}");
+    }
     LIT(w, "}");
 }
 

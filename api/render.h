@@ -33,9 +33,10 @@ struct finish {
     uint32_t stop_id;
 };
 
-/* cached: prompt tokens that the prefix cache had; 0: not told to the client. */
+/* cached: prompt tokens that the prefix cache had; 0: not told to the client. light_misses: pages
+ * that were estimated for being absent (--miss-threshold); told when there are any. */
 struct usage {
-    uint64_t prompt, completion, cached;
+    uint64_t prompt, completion, cached, light_misses;
 };
 
 /* What one event or one element of "choices" shows. */

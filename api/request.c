@@ -105,6 +105,10 @@ status request_parse_as(struct request **out, enum body_kind kind,
     if (r == NULL)
         return request_fields_full(&d);
     arena_init(&r->mem, ARENA_CHUNK, ARENA_FLOOR + body.len * ARENA_PER_BYTE);
+    if (rules->info->catalog != NULL) {
+        r->sparse = rules->info->catalog->preset;
+        r->sparse_min_context = rules->info->catalog->min_context;
+    }
     r->kind = kind == BODY_CHAT ? REQUEST_CHAT : REQUEST_COMPLETION;
     status st = read_body(&d, body);
     if (st != OK) {

@@ -44,6 +44,8 @@ struct request {
     uint32_t max_tokens, min_tokens; /* max_tokens: as wanted; clamped per prompt by request_room */
     bool max_tokens_given;
     uint64_t salt[2];
+    struct sparse_choice sparse; /* for prompts of at least sparse_min_context tokens; else dense */
+    uint32_t sparse_min_context;
     const char *client_request_id;
 };
 

@@ -132,6 +132,7 @@ static const struct field fields[] = {
     {IGNORE("service_tier", CH)},
     {BOOL("skip_special_tokens", CH, skip_special)},
     {BOOL("spaces_between_special_tokens", CH, ignored_flag)},
+    {READ("sparse", CH, request_sparse_read)},
     {READ("stop", CH, request_sampling_stop)},
     {READ("stop_token_ids", CH, request_sampling_stop_ids)},
     {IGNORE("store", CH)},

@@ -56,7 +56,7 @@ struct quoted request_fields_quote(const char *p, size_t len);
 bool request_fields_empty(const struct json_value *v); /* [], {} or "" */
 const char *request_fields_name(size_t i);             /* i-th of the table; NULL: past the end */
 
-/* Readers (request_sampling.c, request_chat.c); v is not null. */
+/* Readers (request_sampling.c, request_sparse.c, request_chat.c); v is not null. */
 status request_sampling_model(struct request_draft *d, const struct json_value *v);
 status request_sampling_stream_options(struct request_draft *d, const struct json_value *v);
 status request_sampling_stop(struct request_draft *d, const struct json_value *v);
@@ -68,6 +68,8 @@ status request_sampling_format(struct request_draft *d, const struct json_value 
 status request_chat_kwargs(struct request_draft *d, const struct json_value *v);
 status request_chat_modalities(struct request_draft *d, const struct json_value *v);
 status request_chat_function_call(struct request_draft *d, const struct json_value *v);
+
+status request_sparse_read(struct request_draft *d, const struct json_value *v);
 
 /* After all fields are read: contradictions, defaults, and the values of struct request. */
 status request_sampling_settle(struct request_draft *d);

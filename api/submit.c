@@ -169,6 +169,7 @@ static void fill_submit(struct msg_submit *m, struct choice *ch)
     m->leader = i > 0 ? call->choices[ch->index - i].id : 0;
     memcpy(m->salt, r->salt, sizeof m->salt);
     m->arrival_us = call->arrival_us;
+    m->sparse = p->n_ids < r->sparse_min_context ? catalog_dense() : r->sparse;
     m->params = r->params;
     m->params.choice = i; /* the seed is common: choices differ by this */
     m->n_prompt = p->n_ids;

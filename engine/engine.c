@@ -24,6 +24,7 @@ enum {
 struct engine {
     struct engine_config cfg;
     struct engine_info info;
+    struct catalog catalog;
     struct backend *be;
     struct model *model;
     struct kv *kv;
@@ -72,6 +73,7 @@ static status open_cache(struct engine *e, struct memory_plan *plan)
     if (len > sh->max_positions)
         return err(ERR_ARG, "--max-model-len %u: the model has %u positions", len,
                    sh->max_positions);
+    TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
     TRY(memory_plan_make(plan, &e->cfg, &geo, len, memory_available()));
     const struct kv_config kc = {.geo = geo,
                                  .hbm_blocks = plan->blocks[KV_HBM],
@@ -102,6 +104,7 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
         .kv_block_bytes = plan->geo.block_bytes[LANE_SPARSE],
         .n_end_ids = mi->n_end_ids,
         .prefix_caching = e->cfg.prefix_caching,
+        .catalog = &e->catalog,
     };
     memcpy(e->info.end_ids, mi->end_ids, sizeof e->info.end_ids);
 }

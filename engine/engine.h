@@ -6,7 +6,9 @@
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
+#include "engine/catalog.h"
 #include "engine/mailbox.h"
+#include "sparse/head_policy.h"
 
 struct engine;
 struct tokenizer;
@@ -26,6 +28,13 @@ struct engine_config {
     uint32_t max_num_seqs;       /* sequences that run together */
     uint32_t max_batched_tokens; /* rows of a step */
     bool prefix_caching;
+    struct sparse_choice sparse; /* of requests that do not say (catalog_choose); zeros: dense */
+    uint32_t sparse_min_context; /* prompts with fewer tokens attend everything */
+    struct head_policy_config heads;
+    double transfer_headroom; /* predicted time to fetch misses, as a share of a step's; a sequence
+                                 that would bring it above this waits. 0: no limit */
+    bool write_behind;        /* copy sealed blocks to spare DRAM before it is needed */
+    const char *record_selection; /* file for what every row selects; NULL: none */
     uint64_t seed;        /* secret of the prefix cache's hash; from the system's randomness */
     size_t to_loop_bytes; /* event ring; 0: default */
 };
@@ -43,6 +52,7 @@ struct engine_info {
     uint64_t kv_blocks[2], kv_block_bytes; /* HBM, DRAM */
     uint32_t end_ids[8], n_end_ids;        /* tokens that end a generation */
     bool prefix_caching;
+    const struct catalog *catalog; /* what requests may ask of sparse attention; NULL: nothing */
 };
 
 /* Loads everything, on the calling thread (which need not be the loop's: weights take a while and

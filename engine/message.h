@@ -9,6 +9,7 @@
 #define ENGINE_MESSAGE_H
 
 #include "kernels/backend.h"
+#include "sparse/plugin.h"
 
 enum message_kind {
     /* loop -> engine */
@@ -44,8 +45,9 @@ struct msg_submit {
     uint32_t n_prompt, n_stop, n_bias;
     uint32_t max_tokens; /* 0: score the prompt only */
     uint32_t min_tokens;
-    int32_t logprobs;        /* -1: none, else top n */
-    int32_t prompt_logprobs; /* -1: none, else top n: turns prefix hits off for this sequence */
+    int32_t logprobs;            /* -1: none, else top n */
+    int32_t prompt_logprobs;     /* -1: none, else top n: turns prefix hits off for this sequence */
+    struct sparse_choice sparse; /* validated by the API; zeros: dense */
 };
 
 struct msg_cancel {
@@ -73,7 +75,7 @@ struct msg_token {
     uint32_t rank;
     float logprob;  /* valid if logprobs were asked */
     uint32_t n_top; /* entries that follow */
-    uint32_t pad;
+    uint32_t n_light_misses; /* pages that this token had estimated for being absent */
 };
 
 /* Log-probability of prompt token `index` (from 1: the first has none). sample_top top[n_top]

@@ -72,7 +72,8 @@ void report_token(struct report *r, const struct sequence *q, const struct sampl
                             .index = sequence_n_output(q) - 1,
                             .rank = row->rank,
                             .logprob = row->logprob,
-                            .n_top = n_tops(row)};
+                            .n_top = n_tops(row),
+                            .n_light_misses = q->n_light_misses};
     memcpy(m + 1, row->top, top_bytes);
     end(r);
 }

@@ -35,6 +35,7 @@ struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uin
         .n_stop = m->n_stop,
         .n_bias = m->n_bias,
         .salt = {m->salt[0], m->salt[1]},
+        .sparse = m->sparse,
         .submitted_us = now_us,
     };
     memcpy(own, theirs, (size_t)m->n_prompt * 4);

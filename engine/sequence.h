@@ -37,6 +37,8 @@ struct sequence {
     const float *bias;
     uint32_t n_stop, n_bias;
     uint64_t salt[2];
+    struct sparse_choice sparse; /* zeros: dense */
+    uint32_t n_light_misses;     /* of the step just run, for MSG_TOKEN */
 
     uint32_t n_cached, n_preempted;
     uint64_t submitted_us, scheduled_us, first_us, last_us;

@@ -187,7 +187,8 @@ static bool is_flag(const char *arg)
 static status take_list(struct config *cfg, int i, struct args *a, const char *name)
 {
     TRY(assign(cfg, i, CONFIG_ARG, a->v[a->at++], name));
-    while (a->at < a->n && !is_flag(a->v[a->at]))
+    bool more = (options_table[i].flags & OPTION_ONE) == 0;
+    while (more && a->at < a->n && !is_flag(a->v[a->at]))
         TRY(assign(cfg, i, CONFIG_ARG, a->v[a->at++], name));
     return OK;
 }
@@ -363,10 +364,43 @@ static void name_model(struct config *cfg)
     cfg->api.n_names = 1;
 }
 
+static status choose_sparse(struct config *cfg)
+{
+    const struct catalog_wish w = {.plugin = cfg->sparse,
+                                   .options = cfg->sparse_options.v,
+                                   .n_options = cfg->sparse_options.n,
+                                   .files = cfg->plugins.v,
+                                   .n_files = cfg->plugins.n,
+                                   .budget = cfg->sparse_budget,
+                                   .top_p = cfg->sparse_top_p,
+                                   .miss_threshold = cfg->miss_threshold,
+                                   .interval = cfg->sparse_interval};
+    return catalog_choose(&w, &cfg->engine.sparse);
+}
+
+static status choose_heads(struct config *cfg)
+{
+    struct head_policy_config *h = &cfg->engine.heads;
+    bool reads = strcmp(cfg->head_policy, "duo") == 0 || strcmp(cfg->head_policy, "razor") == 0;
+    h->name = cfg->head_policy;
+    h->sparsity = (float)cfg->head_policy_sparsity;
+    if (reads && h->file == NULL)
+        return err(ERR_ARG, "--head-policy %s needs --head-policy-file", h->name);
+    if (!reads && h->file != NULL)
+        return err(ERR_ARG, "--head-policy-file: --head-policy %s reads no file", h->name);
+    if (h->sinks % 16 != 0 || h->recent % 16 != 0)
+        return err(ERR_ARG, "--head-policy-%s: %u: must be a multiple of 16",
+                   h->sinks % 16 != 0 ? "sinks" : "recent",
+                   h->sinks % 16 != 0 ? h->sinks : h->recent);
+    return OK;
+}
+
 static status finish(struct config *cfg)
 {
     TRY(load_keys(cfg));
     TRY(load_generation(cfg));
+    TRY(choose_sparse(cfg));
+    TRY(choose_heads(cfg));
     if (cfg->seed == 0 && getrandom(&cfg->seed, sizeof cfg->seed, 0) != sizeof cfg->seed)
         return err(ERR_IO, "no randomness: %s", strerror(errno));
     cfg->engine.device = cfg->device;
@@ -408,6 +442,8 @@ void config_fini(struct config *cfg)
     mem_free(cfg->api_keys.v);
     mem_free(cfg->origins.v);
     mem_free(cfg->hosts.v);
+    mem_free(cfg->sparse_options.v);
+    mem_free(cfg->plugins.v);
     arena_fini(&cfg->memory);
 }
 

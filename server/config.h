@@ -21,9 +21,11 @@ struct config {
 
     const char *config_file, *host, *api_key_file, *log_level, *metrics_listen;
     const char *overflow, *generation_config, *generation_override, *device, *cpu_isa;
-    struct option_list served_names, api_keys, origins, hosts;
+    const char *sparse, *head_policy;
+    double sparse_budget, sparse_top_p, miss_threshold, head_policy_sparsity;
+    struct option_list served_names, api_keys, origins, hosts, sparse_options, plugins;
     const char *default_name; /* of the model, if none is configured: its file's */
-    uint32_t port, ready_fd, block_rows;
+    uint32_t port, ready_fd, block_rows, sparse_interval;
     uint64_t drain_us, queue_timeout_us, seed;
     bool insecure_no_auth;
 

@@ -7,10 +7,15 @@
 static const struct {
     const char *name, *title;
 } groups[] = {
-    {"model", "Model"},       {"engine", "Engine"},
-    {"kv", "KV cache"},       {"server", "Server"},
-    {"security", "Security"}, {"api", "API"},
-    {"limits", "Limits"},     {"mock", "Mock device (for tests)"},
+    {"model", "Model"},
+    {"engine", "Engine"},
+    {"kv", "KV cache"},
+    {"sparse", "Sparse attention"},
+    {"server", "Server"},
+    {"security", "Security"},
+    {"api", "API"},
+    {"limits", "Limits"},
+    {"mock", "Mock device (for tests)"},
 };
 
 static void wrap(const char *text, int indent, int width)
@@ -31,7 +36,8 @@ static void wrap(const char *text, int indent, int width)
 
 static void print_option(const struct option *o)
 {
-    static const char *const kinds[] = {"", " N", " SIZE", " SECONDS", " TEXT", " TEXT..."};
+    static const char *const kinds[] = {"",        " N",    " SIZE",   " SECONDS",
+                                        " NUMBER", " TEXT", " TEXT..."};
     printf("  --%s%s", o->name, o->choices != NULL ? " " : kinds[o->type]);
     if (o->choices != NULL)
         printf("%s", o->choices);

@@ -174,6 +174,21 @@ static status set_seconds(const struct option *o, void *field, const char *text)
     return OK;
 }
 
+static status set_number(const struct option *o, double *field, const char *text)
+{
+    char *end;
+    double x = strtod(text, &end);
+    bool plain = *text != '\0' && strspn(text, "0123456789.e+-") == strlen(text) && *end == '\0';
+    bool above = o->flags & OPTION_OPEN ? x > o->from : x >= o->from;
+    if ((o->flags & OPTION_AUTO) && (strcmp(text, "auto") == 0 || strcmp(text, "-1") == 0))
+        x = -1;
+    else if (!plain || !above || !(x <= o->to))
+        return err(ERR_ARG, "must be a number, %s%.15g to %.15g",
+                   o->flags & OPTION_OPEN ? "above " : "", o->from, o->to);
+    *field = x;
+    return OK;
+}
+
 static status set_flag(void *field, const char *text)
 {
     bool on = strcmp(text, "true") == 0 || strcmp(text, "1") == 0 || strcmp(text, "on") == 0;
@@ -248,6 +263,7 @@ status options_set(const struct option *o, struct config *cfg, const char *text)
     case OPTION_COUNT:
     case OPTION_BYTES: return set_count(o, field, text);
     case OPTION_SECONDS: return set_seconds(o, field, text);
+    case OPTION_NUMBER: return set_number(o, field, text);
     case OPTION_LIST: return set_list(o, cfg, field, text);
     case OPTION_TEXT: break;
     }
@@ -279,6 +295,14 @@ static void count_text(const struct option *o, const void *field, char *out, siz
         snprintf(out, room, "%llu", (unsigned long long)n);
 }
 
+static void number_text(const struct option *o, const double *x, char *out, size_t room)
+{
+    if ((o->flags & OPTION_AUTO) && *x < 0)
+        snprintf(out, room, "auto");
+    else
+        snprintf(out, room, "%.9g", *x);
+}
+
 void options_text(const struct option *o, const struct config *cfg, char *out, size_t room)
 {
     const void *field = (const char *)cfg + o->offset;
@@ -297,6 +321,7 @@ void options_text(const struct option *o, const struct config *cfg, char *out, s
         memcpy(&us, field, sizeof us);
         snprintf(out, room, "%g", (double)us / 1e6);
         break;
+    case OPTION_NUMBER: number_text(o, field, out, room); break;
     case OPTION_LIST: list_text(field, out, room); break;
     case OPTION_TEXT:
         memcpy(&text, field, sizeof text);

@@ -13,16 +13,18 @@ enum option_type {
     OPTION_COUNT,   /* unsigned; 32k = 32000, 32K = 32768, 25.6k, 1M */
     OPTION_BYTES,   /* likewise; also 4GiB */
     OPTION_SECONDS, /* decimal; stored in microseconds, uint64_t */
+    OPTION_NUMBER,  /* decimal, double; "auto": -1 */
     OPTION_TEXT,
     OPTION_LIST, /* struct option_list */
 };
 
 enum {
-    OPTION_SECRET = 1,   /* never printed */
-    OPTION_AUTO = 2,     /* "auto" and -1 mean 0 */
-    OPTION_COMMA = 4,    /* a list's items may be separated by commas */
-    OPTION_FLAG_ONLY = 8 /* not a key of the file */
-
+    OPTION_SECRET = 1,    /* never printed */
+    OPTION_AUTO = 2,      /* "auto" and -1 mean 0; of a NUMBER: -1 */
+    OPTION_COMMA = 4,     /* a list's items may be separated by commas */
+    OPTION_FLAG_ONLY = 8, /* not a key of the file */
+    OPTION_OPEN = 16,     /* NUMBER: `from` itself is not allowed */
+    OPTION_ONE = 32,      /* LIST: a flag takes one item; else all up to the next flag */
 };
 
 struct option_list {
@@ -39,6 +41,7 @@ struct option {
     size_t offset;       /* in struct config */
     uint32_t size;       /* of the field: 4 or 8 for COUNT and BYTES */
     uint64_t min, max;   /* COUNT, BYTES; SECONDS in milliseconds */
+    double from, to;     /* NUMBER */
     const char *choices; /* "a|b": the only values; NULL: any */
     const char *preset;  /* the default, as text; NULL: empty */
     const char *env;     /* "NAME, NAME": first one set wins; NULL: none */

@@ -12,6 +12,7 @@
 #define BYTES(f, lo, hi) .type = OPTION_BYTES, FIELD(f), .min = (lo), .max = (hi)
 #define SECONDS(f, lo, hi) \
     .type = OPTION_SECONDS, FIELD(f), .min = (uint64_t)((lo)*1000), .max = (uint64_t)((hi)*1000)
+#define NUMBER(f, lo, hi) .type = OPTION_NUMBER, FIELD(f), .from = (lo), .to = (hi)
 
 #define TERA (1ull << 40)
 
@@ -123,6 +124,112 @@ const struct option options_table[] = {
      FLAG(engine.prefix_caching),
      .preset = "true",
      .help = "Prompts that begin alike share what was computed."},
+    {.name = "transfer-headroom",
+     .group = "kv",
+     NUMBER(engine.transfer_headroom, 0, 100),
+     .preset = "1",
+     .help = "Predicted time to fetch pages from host memory, as a share of a step's: a request "
+             "that would bring it above this waits. 0: no limit."},
+    {.name = "write-behind",
+     .group = "kv",
+     FLAG(engine.write_behind),
+     .preset = "true",
+     .help = "Copy blocks that no longer change to spare host memory before the device's runs "
+             "short, so that leaving it costs nothing."},
+
+    {.name = "sparse",
+     .group = "sparse",
+     TEXT(sparse),
+     .preset = "dense",
+     .help = "The plug-in that says what a decoding row attends: dense (everything), wave, quest, "
+             "oracle, or one that --plugin loaded. A request may name another: \"sparse\": "
+             "{\"plugin\": \"wave\", \"budget\": 0.05}."},
+    {.name = "sparse-budget",
+     .group = "sparse",
+     NUMBER(sparse_budget, 0, 1 << 30),
+     .flags = OPTION_OPEN,
+     .preset = "0.05",
+     .help = "Rows to select per lane, beside the first and the last that are always attended: up "
+             "to 1 a share of the context, above 1 a number of rows."},
+    {.name = "sparse-option",
+     .group = "sparse",
+     LIST(sparse_options),
+     .flags = OPTION_ONE,
+     .help = "name=value of an option of the plug-in, such as estimate=0.25 of wave; may be given "
+             "many times. A wrong name lists those there are."},
+    {.name = "sparse-min-context",
+     .group = "sparse",
+     COUNT(engine.sparse_min_context, 0, 1 << 30),
+     .preset = "0",
+     .help = "Requests whose prompt has fewer tokens attend everything."},
+    {.name = "sparse-exempt-layers",
+     .group = "sparse",
+     COUNT(engine.heads.exempt_layers, 0, 1024),
+     .preset = "2",
+     .help = "So many first layers always attend everything: they look at no place in "
+             "particular."},
+    {.name = "sparse-interval",
+     .group = "sparse",
+     COUNT(sparse_interval, 1, 1024),
+     .preset = "1",
+     .help = "Select in every n-th step and use the selection again in between. More than 1 costs "
+             "quality fast."},
+    {.name = "sparse-top-p",
+     .group = "sparse",
+     NUMBER(sparse_top_p, 0, 1),
+     .flags = OPTION_OPEN,
+     .preset = "1",
+     .help = "Select no more once this share of the estimated attention is selected. 1: the "
+             "budget alone counts."},
+    {.name = "miss-threshold",
+     .group = "sparse",
+     NUMBER(miss_threshold, 0, 1),
+     .preset = "0",
+     .help = "A selected page that is not in the device's memory and weighs less than this share "
+             "of the best one is estimated now and fetched for the next step. Answers then depend "
+             "on load, and say so in usage. 0: every selected page is attended exactly."},
+    {.name = "head-policy",
+     .group = "sparse",
+     TEXT(head_policy),
+     .choices = "none|streaming|duo|razor",
+     .preset = "none",
+     .help = "Which heads keep the first and the last rows only. streaming: all, which forgets "
+             "the middle; duo: those of a DuoAttention pattern file; razor: those that 'spind "
+             "calibrate' found."},
+    {.name = "head-policy-file",
+     .group = "sparse",
+     TEXT(engine.heads.file),
+     .help = "duo: the pattern, a table of numbers with its config.json beside it, or their "
+             "folder; razor: the file that 'spind calibrate' wrote."},
+    {.name = "head-policy-sparsity",
+     .group = "sparse",
+     NUMBER(head_policy_sparsity, 0, 1),
+     .flags = OPTION_AUTO,
+     .preset = "auto",
+     .help = "duo: share of the heads that keep little, those of the lowest gates. auto: the "
+             "file's, or 0.5."},
+    {.name = "head-policy-sinks",
+     .group = "sparse",
+     COUNT(engine.heads.sinks, 0, 1 << 20),
+     .flags = OPTION_AUTO,
+     .preset = "auto",
+     .help = "First rows that such heads keep, a multiple of 16. auto: the file's, or 64."},
+    {.name = "head-policy-recent",
+     .group = "sparse",
+     COUNT(engine.heads.recent, 0, 1 << 20),
+     .flags = OPTION_AUTO,
+     .preset = "auto",
+     .help = "Last rows that such heads keep, a multiple of 16. auto: the file's, or 256."},
+    {.name = "plugin",
+     .group = "sparse",
+     LIST(plugins),
+     .flags = OPTION_ONE,
+     .help = "Shared object with a plug-in of one's own (sparse/plugin.h); may be given many "
+             "times."},
+    {.name = "record-selection",
+     .group = "sparse",
+     TEXT(engine.record_selection),
+     .help = "File for what every row of every head selects, to study locality. Large."},
 
     {.name = "host",
      .group = "server",

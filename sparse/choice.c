@@ -106,6 +106,47 @@ static status refuse(const struct sparse_option *o, const char *got)
     return err(ERR_ARG, "%s must be %s, got %.32s", o->name, allowed(o).text, got);
 }
 
+static status check_common(const struct sparse_choice *c)
+{
+    if (!(c->budget > 0) || !(c->budget <= (float)MAX_BUDGET))
+        return err(ERR_ARG,
+                   "budget must be a share of the context, above 0 to 1, or more than 1: "
+                   "a number of rows, at most %d; got %g",
+                   MAX_BUDGET, (double)c->budget);
+    if (c->interval < 1 || c->interval > MAX_INTERVAL)
+        return err(ERR_ARG, "interval must be a whole number, 1 to %d, got %u", MAX_INTERVAL,
+                   c->interval);
+    if (!(c->top_p > 0) || !(c->top_p <= 1))
+        return err(ERR_ARG, "top_p must be a number above 0, at most 1, got %g", (double)c->top_p);
+    if (!(c->miss_threshold >= 0) || !(c->miss_threshold <= 1))
+        return err(ERR_ARG, "miss_threshold must be a number, 0 to 1, got %g",
+                   (double)c->miss_threshold);
+    return OK;
+}
+
+/* A field that every choice has; *known: is `name` one? c stays as it was unless OK. */
+static status set_common(struct sparse_choice *c, const char *name, double v, bool *known)
+{
+    struct sparse_choice to = *c;
+    *known = true;
+    if (strcmp(name, "budget") == 0)
+        to.budget = (float)v;
+    else if (strcmp(name, "top_p") == 0)
+        to.top_p = (float)v;
+    else if (strcmp(name, "miss_threshold") == 0)
+        to.miss_threshold = (float)v;
+    else if (strcmp(name, "interval") == 0)
+        to.interval = v >= 1 && v <= MAX_INTERVAL && v == floor(v) ? (uint32_t)v : 0;
+    else
+        *known = false;
+    if (*known && to.interval == 0)
+        return err(ERR_ARG, "interval must be a whole number, 1 to %d, got %.9g", MAX_INTERVAL, v);
+    if (*known)
+        TRY(check_common(&to));
+    *c = to;
+    return OK;
+}
+
 status sparse_choice_set(struct sparse_choice *c, const char *name, const char *value)
 {
     static const char *const switches[] = {"off", "on", "false", "true", "0", "1"};
@@ -137,6 +178,10 @@ status sparse_choice_set_number(struct sparse_choice *c, const char *name, doubl
 {
     char got[40];
     uint32_t i;
+    bool common;
+    TRY(set_common(c, name, value, &common));
+    if (common)
+        return OK;
     TRY(find_option(c, name, &i));
     const struct sparse_option *o = &sparse_at(c->plugin)->options[i];
     snprintf(got, sizeof got, "%.9g", value);
@@ -147,24 +192,6 @@ status sparse_choice_set_number(struct sparse_choice *c, const char *name, doubl
 }
 
 /* ---- checks ---- */
-
-static status check_common(const struct sparse_choice *c)
-{
-    if (!(c->budget > 0) || !(c->budget <= (float)MAX_BUDGET))
-        return err(ERR_ARG,
-                   "budget must be a share of the context, above 0 to 1, or more than 1: "
-                   "a number of rows, at most %d; got %g",
-                   MAX_BUDGET, (double)c->budget);
-    if (c->interval < 1 || c->interval > MAX_INTERVAL)
-        return err(ERR_ARG, "interval must be a whole number, 1 to %d, got %u", MAX_INTERVAL,
-                   c->interval);
-    if (!(c->top_p > 0) || !(c->top_p <= 1))
-        return err(ERR_ARG, "top_p must be a number above 0, at most 1, got %g", (double)c->top_p);
-    if (!(c->miss_threshold >= 0) || !(c->miss_threshold <= 1))
-        return err(ERR_ARG, "miss_threshold must be a number, 0 to 1, got %g",
-                   (double)c->miss_threshold);
-    return OK;
-}
 
 static status check_values(const struct sparse_choice *c)
 {
@@ -186,8 +213,6 @@ static status check_traits(const struct sparse_plugin *p, const struct kv_geomet
 {
     uint32_t pages = SEGMENT_ROWS / geo->block_rows;
     bool own = t->digest.kind == DIGEST_NONE;
-    if (t->attends_all)
-        return OK;
     if ((uint32_t)t->map > MAP_TOKEN || (uint32_t)t->reduce > REDUCE_NATIVE || p->score == NULL)
         return err(ERR_ARG, "plug-in %s: describe() gave an unknown map or reduction", p->name);
     if (t->parts == 0 || t->parts > SEGMENT_ROWS || t->digest.parts != t->parts ||
@@ -224,11 +249,13 @@ status sparse_choice_check(const struct sparse_choice *c, const struct kv_geomet
     if (c->plugin >= sparse_count())
         return err(ERR_ARG, "there is no plug-in number %u", c->plugin);
     const struct sparse_plugin *p = sparse_at(c->plugin);
-    TRY(check_common(c));
     TRY(check_values(c));
     TRY(p->describe(geo, c->values, out));
+    if (out->attends_all)
+        return OK;
+    TRY(check_common(c));
     TRY(check_traits(p, geo, out));
-    if (c->miss_threshold > 0 && !out->attends_all && !out->digest.values)
+    if (c->miss_threshold > 0 && !out->digest.values)
         return err(ERR_ARG,
                    "miss_threshold must be 0 with plug-in %s, got %g: it keeps nothing "
                    "from which a page could be estimated",

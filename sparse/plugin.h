@@ -130,9 +130,11 @@ struct sparse_choice sparse_choice_make(uint32_t plugin, float budget);
 /* Sets one option from text ("on", "8", "0.25", a choice). ERR_ARG: unknown name or value out of
  * range; the text names the allowed ones. */
 status sparse_choice_set(struct sparse_choice *c, const char *name, const char *value);
-/* The same from a number (JSON): choices by text only. */
+/* The same from a number (JSON), choices by text only; also budget, interval, top_p and
+ * miss_threshold. */
 status sparse_choice_set_number(struct sparse_choice *c, const char *name, double value);
-/* Ranges of the common fields and of every option; then describe(). */
+/* Ranges of every option, describe(), and ranges of the common fields. A choice of zeros is `dense`,
+ * of which nothing else is checked. */
 status sparse_choice_check(const struct sparse_choice *c, const struct kv_geometry *geo,
                            struct sparse_traits *out);
 /* Names the order of rows and the digests: equal for choices that may share sealed segments. 0: rows

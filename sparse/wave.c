@@ -34,8 +34,8 @@ static const struct sparse_option options[] = {
                  .preset = 1},
     [COARSE_GROUP] = {.name = "coarse_group",
                       .help =
-                          "clusters that share a coarse digest, which is scored first: 2, 4, 8, "
-                          "16 or 32; 0: every cluster is scored",
+                          "clusters that share a coarse digest, which is scored first: 4, 8, 16 "
+                          "or 32; 0: every cluster is scored",
                       .type = SPARSE_COUNT,
                       .max = COARSE_GROUP_MAX},
     [COARSE_OPEN] = {.name = "coarse_open",

@@ -5,9 +5,9 @@ BEGIN {
     may["sparse"] = "kernels sparse"
     may["engine"] = "kernels cache sparse engine"
     # The API sees the engine's mailbox, its types and the text code; never the model or the cache.
-    may["api"] = "kernels/base.h kernels/core kernels/log.h kernels/backend.h kernels/dtype.h engine/mailbox.h engine/message.h engine/engine.h engine/text api"
+    may["api"] = "kernels/base.h kernels/core kernels/log.h kernels/backend.h kernels/dtype.h engine/mailbox.h engine/message.h engine/engine.h engine/catalog.h engine/text api"
     # The server sees the API; of the engine only what opens it.
-    may["server"] = "kernels/base.h kernels/log.h kernels/backend.h api engine/engine.h engine/mailbox.h engine/message.h engine/tool server"
+    may["server"] = "kernels/base.h kernels/log.h kernels/backend.h api engine/engine.h engine/mailbox.h engine/message.h engine/catalog.h engine/tool server"
 }
 /^#include "/ {
     split(FILENAME, from, "/")

@@ -1,0 +1,105 @@
+/* From the operator's words to a choice, and from a choice to whether this process can do it. */
+#include "engine/catalog.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { DENSE = 0 }; /* the registry begins with it */
+
+/* `flag` before what sparse/ has to say. */
+static status explain(const char *flag)
+{
+    char why[512];
+    snprintf(why, sizeof why, "%s", err_text());
+    return err(ERR_ARG, "%s: %s", flag, why);
+}
+
+static status set_option(struct sparse_choice *c, const char *text)
+{
+    char name[32];
+    size_t n = strcspn(text, "=");
+    if (text[n] != '=' || n == 0 || n >= sizeof name)
+        return err(ERR_ARG, "--sparse-option: %.64s: must be name=value", text);
+    snprintf(name, sizeof name, "%.*s", (int)n, text);
+    if (sparse_is_common(name))
+        return err(ERR_ARG,
+                   "--sparse-option: %s is no option of a plug-in; it has a flag of its "
+                   "own",
+                   name);
+    return sparse_choice_set(c, name, text + n + 1) == OK ? OK : explain("--sparse-option");
+}
+
+status catalog_choose(const struct catalog_wish *w, struct sparse_choice *out)
+{
+    const struct {
+        const char *flag, *name;
+        double value;
+    } common[] = {{"--sparse-budget", "budget", w->budget},
+                  {"--sparse-interval", "interval", w->interval},
+                  {"--sparse-top-p", "top_p", w->top_p},
+                  {"--miss-threshold", "miss_threshold", w->miss_threshold}};
+    uint32_t plugin;
+    for (uint32_t i = 0; i < w->n_files; i++)
+        if (sparse_load(w->files[i]) != OK)
+            return explain("--plugin");
+    if (sparse_find(w->plugin, &plugin) != OK)
+        return explain("--sparse");
+    *out = sparse_choice_make(plugin, 1);
+    for (size_t i = 0; i < ARRAY_LEN(common); i++)
+        if (sparse_choice_set_number(out, common[i].name, common[i].value) != OK)
+            return explain(common[i].flag);
+    for (uint32_t i = 0; i < w->n_options; i++)
+        TRY(set_option(out, w->options[i]));
+    return OK;
+}
+
+struct sparse_choice catalog_dense(void)
+{
+    return sparse_choice_make(DENSE, 1);
+}
+
+/* Bytes of a lane's part of a record; 0: no digests. */
+static size_t lane_bytes(const struct catalog *c, const struct sparse_traits *t)
+{
+    if (t->attends_all || (t->digest.kind == DIGEST_NONE && t->digest.order == ORDER_KEEP))
+        return t->digest_bytes;
+    return c->digest_bytes(&c->geo, &t->digest);
+}
+
+status catalog_check(const struct catalog *c, const struct sparse_choice *choice)
+{
+    struct sparse_traits t;
+    TRY(sparse_choice_check(choice, &c->geo, &t));
+    const char *name = sparse_at(choice->plugin)->name;
+    if (!t.attends_all && c->digest_bytes == NULL)
+        return err(ERR_ARG, "plug-in %s cannot run on device %s: only dense can", name, c->device);
+    size_t bytes = lane_bytes(c, &t);
+    if (bytes > c->record_lane_bytes)
+        return err(ERR_ARG,
+                   "the digests of plug-in %s with these options take %zu bytes per lane and "
+                   "segment; the server was started for at most %zu",
+                   name, bytes, c->record_lane_bytes);
+    return OK;
+}
+
+status catalog_make(struct catalog *c, const struct backend *be, const struct kv_geometry *geo,
+                    const struct sparse_choice *preset, uint32_t min_context)
+{
+    *c = (struct catalog){.preset = *preset,
+                          .min_context = min_context,
+                          .geo = *geo,
+                          .device = be->ops->name,
+                          .digest_bytes = be->ops->digest_bytes};
+    c->geo.lanes = NULL;
+    struct sparse_traits t;
+    for (uint32_t i = 0; i <= sparse_count(); i++) {
+        struct sparse_choice made =
+            i < sparse_count() ? sparse_choice_make(i, preset->budget) : *preset;
+        bool fits =
+            sparse_choice_check(&made, &c->geo, &t) == OK; /* a plug-in may not fit a model */
+        size_t bytes = fits && c->digest_bytes != NULL ? lane_bytes(c, &t) : 0;
+        c->record_lane_bytes = bytes > c->record_lane_bytes ? bytes : c->record_lane_bytes;
+    }
+    c->record_lane_bytes = (c->record_lane_bytes + 63) / 64 * 64;
+    return catalog_check(c, preset);
+}
