@@ -90,6 +90,7 @@ static void cpu_close(struct backend *be)
 {
     struct cpu_backend *b = (struct cpu_backend *)be;
     cpu_sample_close(b);
+    cpu_resolve_close(b);
     cpu_attend_close(b);
     cpu_linear_close(b);
     pool_destroy(b->pool);
@@ -112,6 +113,7 @@ static const struct backend_ops cpu_ops = {
     .linear = cpu_linear,
     .append = cpu_append,
     .attend = cpu_attend,
+    .resolve = cpu_resolve,
     .sample = cpu_sample,
     .read = cpu_read,
 };
@@ -166,6 +168,8 @@ status cpu_backend_open(struct backend **out, const struct cpu_options *o)
         st = cpu_linear_open(b);
     if (st == OK)
         st = cpu_attend_open(b);
+    if (st == OK)
+        st = cpu_resolve_open(b);
     if (st == OK)
         st = cpu_sample_open(b);
     b->base.ops = &cpu_ops;

@@ -15,11 +15,12 @@ struct cpu_backend {
     enum isa isa;
     status error; /* sticks until sync */
     char description[160];
-    const struct linear_kernels *linear; /* linear.c */
-    const struct attend_kernels *attend; /* attend.c */
-    struct sample_scratch *sample;       /* sample.c, per worker */
-    void *scratch;                       /* linear.c: packed activations */
-    void *attend_scratch;                /* attend.c: partial results */
+    const struct linear_kernels *linear;     /* linear.c */
+    const struct attend_kernels *attend;     /* attend.c */
+    struct sample_scratch *sample;           /* sample.c, per worker */
+    void *scratch;                           /* linear.c: packed activations */
+    void *attend_scratch;                    /* attend.c: partial results */
+    struct resolve_scratch *resolve_scratch; /* resolve.c, per worker */
 };
 
 /* linear.c (weights, embed, linear) */
@@ -37,6 +38,11 @@ void cpu_attend_close(struct cpu_backend *b);
 void cpu_append(struct backend *be, const struct append_args *a);
 void cpu_attend(struct backend *be, const struct attend_args *a);
 void cpu_read(struct backend *be, const struct read_args *a);
+
+/* resolve.c */
+status cpu_resolve_open(struct cpu_backend *b);
+void cpu_resolve_close(struct cpu_backend *b);
+void cpu_resolve(struct backend *be, const struct resolve_args *a);
 
 /* sample.c */
 status cpu_sample_open(struct cpu_backend *b);
