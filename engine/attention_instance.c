@@ -74,7 +74,7 @@ static status describe(const struct attention *at, const struct sparse_choice *c
     struct sparse_traits *t = &out->traits;
     TRY(sparse_choice_check(c, at->kv->geo, t));
     out->plugin = sparse_at(c->plugin);
-    if (!t->attends_all && t->digest.kind != DIGEST_NONE)
+    if (!t->attends_all && (t->digest.kind != DIGEST_NONE || t->digest.order != ORDER_KEEP))
         t->digest_bytes = at->be->ops->digest_bytes(at->kv->geo, &t->digest);
     out->choice = *c;
     out->layout_id = sparse_layout_id(c, t);

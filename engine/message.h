@@ -106,6 +106,20 @@ struct msg_done {
     uint32_t n_cached;           /* prompt tokens found in the prefix cache at first admission */
     uint32_t n_preempted;        /* times it was preempted */
     uint64_t submitted_us, scheduled_us, first_us, last_us; /* engine's clock; 0: never happened */
+    char text[256]; /* DONE_REFUSED: what it would need and what to set; else empty */
+};
+
+/* What lies where, for /metrics (cache/kv.h names the terms). */
+struct msg_residence {
+    uint64_t resident, spilled, paused; /* sequences */
+    uint64_t spills, restores, pauses;
+    uint64_t moved_down, moved_up, written_behind;                /* blocks copied */
+    uint64_t page_hits, page_misses, light_misses, fetched_bytes; /* of hot sets */
+    uint64_t leaf_bytes, index_bytes, digest_bytes, map_bytes;    /* in use now */
+    uint64_t segments_sealed, segments_found; /* computed; taken over from the prefix index */
+    uint64_t truncated_selections;            /* always 0: what does not fit is not admitted */
+    uint64_t planned_rows;                    /* rows that attended by plan */
+    uint64_t hot_slots;                       /* HBM blocks granted to hot sets now */
 };
 
 /* After every step, and once at start: the state of the engine. Counters are totals since start. */
@@ -115,10 +129,11 @@ struct msg_step {
     uint64_t step_us;                       /* duration of this step */
     uint64_t prompt_tokens, output_tokens;  /* computed in all; prompt tokens without cache hits */
     uint64_t cached_tokens, queried_tokens; /* prefix cache, one query per sequence */
-    uint64_t preemptions;
-    uint64_t blocks_total[2], blocks_free[2]; /* by tier: HBM, DRAM */
+    uint64_t preemptions;                   /* freed and computed again; a pause is not one */
+    uint64_t blocks_total[2], blocks_free[2]; /* SPARSE blocks by tier: HBM, DRAM */
     uint64_t blocks_cached[2];                /* held by the prefix index alone */
     uint64_t table_bytes;
+    struct msg_residence residence;
     uint32_t running, waiting;
     uint32_t step_tokens; /* rows of this step */
     uint32_t step_decodes;

@@ -6,7 +6,7 @@
 #ifndef ENGINE_SEQUENCE_H
 #define ENGINE_SEQUENCE_H
 
-#include "cache/kv.h"
+#include "engine/attention.h"
 #include "engine/message.h"
 
 enum sequence_state {
@@ -38,7 +38,10 @@ struct sequence {
     uint32_t n_stop, n_bias;
     uint64_t salt[2];
     struct sparse_choice sparse; /* zeros: dense */
-    uint32_t n_light_misses;     /* of the step just run, for MSG_TOKEN */
+    /* What follows from it and from the length (never from load) at submission; NULL: dense. */
+    const struct sparse_instance *in; /* held: attention_release */
+    struct attention_seq *keeps;
+    uint32_t n_light_misses; /* of the step just run, for MSG_TOKEN */
 
     uint32_t n_cached, n_preempted;
     uint64_t submitted_us, scheduled_us, first_us, last_us;
