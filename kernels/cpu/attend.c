@@ -1,264 +1,178 @@
-/* Append and attend: what is computed where, and the portable reference.
+/* Append and attend: who computes what when.
  *
- * A task is up to ATTEND_ROWS rows of one sequence with one KV head: a row of decode, a tile of
- * prefill. When there are many tasks, one worker runs a task from its first split to its last
+ * When there are many tasks (attend_plan.h), one worker runs a task from its first split to its last
  * and folds as it goes. When there are few (one stream decoding at a long context), splits are items
  * of their own: partial results go to scratch, and whoever finishes the last split of a task folds
  * them all, from the first on. Both ways run the same operations in the same order (attend.h), so
- * the choice cannot be seen in a result. Heavy tasks are handed out first.
- *
- * Scratch belongs to the engine thread, which grows it before the pool starts: sizes follow from
- * the shapes seen so far, so they settle with the first steps. */
+ * the choice cannot be seen in a result. Heavy tasks are handed out first. */
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend_plan.h"
 #include "kernels/cpu/cpu.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    ITEMS_PER_THREAD = 4, /* with fewer whole tasks per thread, splits become items */
-    APPEND_ROWS = 16,     /* rows of an append item: two pages at least, so few shared lines */
-    APPEND_ALONE = 6,     /* up to so many rows the engine thread appends by itself: waking the
-                              pool costs more */
+    APPEND_ROWS = 16, /* rows of an append item: two pages at least, so few shared lines */
+    APPEND_ALONE = 6, /* up to so many rows the engine thread appends by itself: waking the pool
+                         costs more */
 };
-
-struct task {
-    uint32_t seq, head, row, n_rows; /* row: of the sequence's rows in this call */
-    uint32_t n_splits;
-    size_t partial;          /* floats before its first partial result in scratch */
-    atomic_uint splits_left; /* when splits are items */
-};
-
-struct item {
-    uint32_t task, split;
-};
-
-/* The plan of one call and the memory behind it. */
-struct attend_scratch {
-    struct task *tasks;
-    struct item *items;
-    float *floats; /* [threads][worker_floats], then partial results */
-    size_t max_tasks, max_items, max_floats;
-    size_t n_tasks, n_items, worker_floats;
-    bool by_split; /* an item is a split of a task; else items are tasks */
-};
-
-struct attend_call {
-    struct cpu_backend *b;
-    const struct attend_args *a;
-    struct attend_scratch *s;
-    uint32_t group, o_stride;
-};
-
-static size_t round_up(size_t n, size_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
-
-/* Numbers of a partial result: o, then m, then l; a multiple of a cache line. */
-static size_t partial_floats(const struct attend_call *c, uint32_t n_rows)
-{
-    return round_up((size_t)n_rows * c->group * (c->o_stride + 2), 16);
-}
-
-/* Grows an array that keeps nothing; sizes double so that growing ends soon. */
-static void *grow(void *p, size_t *max, size_t need, size_t size)
-{
-    if (need <= *max)
-        return p;
-    free(p);
-    *max = need > 2 * *max ? need : 2 * *max;
-    size_t bytes = round_up(*max * size, 64);
-    p = aligned_alloc(64, bytes);
-    CHECK(p != NULL); /* as mem_alloc: no ordinary memory left */
-    return p;
-}
-
-/* ---- plan ---------------------------------------------------------------------------------- */
-
-static uint32_t seq_tasks(const struct batch_seq *q, uint32_t kv_heads)
-{
-    return (q->n_rows + ATTEND_ROWS - 1) / ATTEND_ROWS * kv_heads;
-}
-
-static void plan_tasks(struct attend_call *c)
-{
-    const struct attend_args *a = c->a;
-    struct attend_scratch *s = c->s;
-    size_t n = 0;
-    for (uint32_t i = 0; i < a->n_seqs; i++)
-        n += seq_tasks(&a->seqs[i], a->kv->geo->kv_heads);
-    s->tasks = grow(s->tasks, &s->max_tasks, n, sizeof *s->tasks);
-    s->n_tasks = 0;
-    s->n_items = 0;
-    for (uint32_t i = 0; i < a->n_seqs; i++) {
-        const struct batch_seq *q = &a->seqs[i];
-        uint32_t tiles = (q->n_rows + ATTEND_ROWS - 1) / ATTEND_ROWS;
-        for (uint32_t t = tiles; t-- > 0;) /* late tiles see most: first */
-            for (uint32_t h = 0; h < a->kv->geo->kv_heads; h++) {
-                struct task *k = &s->tasks[s->n_tasks++];
-                k->seq = i;
-                k->head = h;
-                k->row = t * ATTEND_ROWS;
-                k->n_rows = q->n_rows - k->row < ATTEND_ROWS ? q->n_rows - k->row : ATTEND_ROWS;
-                k->n_splits = (q->first_pos + k->row + k->n_rows - 1) / ATTEND_SPLIT + 1;
-                s->n_items += k->n_splits;
-            }
-    }
-}
-
-static void plan_items(struct attend_call *c)
-{
-    struct attend_scratch *s = c->s;
-    uint32_t threads = pool_threads(c->b->pool);
-    size_t own = attend_work_floats(c->o_stride, c->group) + 2 * partial_floats(c, ATTEND_ROWS);
-    s->worker_floats = round_up(own, 16);
-    size_t floats = s->worker_floats * threads;
-    s->by_split = threads > 1 && s->n_tasks < (size_t)threads * ITEMS_PER_THREAD;
-    if (!s->by_split)
-        s->n_items = s->n_tasks;
-    s->items = grow(s->items, &s->max_items, s->n_items, sizeof *s->items);
-    size_t n = 0;
-    for (uint32_t t = 0; t < s->n_tasks; t++) {
-        struct task *k = &s->tasks[t];
-        atomic_init(&k->splits_left, k->n_splits);
-        k->partial = floats;
-        if (s->by_split)
-            floats += k->n_splits * partial_floats(c, k->n_rows);
-        for (uint32_t i = 0; i < (s->by_split ? k->n_splits : 1); i++)
-            s->items[n++] = (struct item){t, i};
-    }
-    s->floats = grow(s->floats, &s->max_floats, floats, sizeof *s->floats);
-}
 
 /* ---- run ----------------------------------------------------------------------------------- */
-
-static const uint8_t *lane_of(const struct attend_call *c, uint32_t head)
-{
-    return (const uint8_t *)c->a->kv->hbm[LANE_SPARSE] +
-           kv_page_offset(c->a->kv->geo, c->a->layer, head);
-}
 
 static size_t row_numbers(const struct attend_call *c)
 {
     return (size_t)(c->a->heads + 2 * c->a->kv->geo->kv_heads) * c->a->kv->geo->head_dim;
 }
 
-/* The part of a task in one split; rows before the split see nothing of it and are left out:
- * *skipped of them. */
-static struct attend_part part_of(const struct attend_call *c, const struct task *k, uint32_t split,
-                                  uint32_t *skipped)
+/* A partial result of n_rows rows in memory. */
+struct partial {
+    float *o, *m, *l;
+};
+
+static struct partial partial_at(const struct attend_call *c, float *at, uint32_t n_rows)
+{
+    size_t n = (size_t)n_rows * c->group;
+    return (struct partial){at, at + n * c->o_stride, at + n * c->o_stride + n};
+}
+
+/* Rows before the split see nothing of it and are left out: so many of them. */
+static uint32_t rows_skipped(const struct attend_call *c, const struct attend_task *k,
+                             struct split_place at)
+{
+    uint32_t first = c->a->seqs[k->seq].first_pos + k->row;
+    return at.kind == STRETCH_TABLE && at.begin > first ? at.begin - first : 0;
+}
+
+/* Tells a part which pages its worker reads next. */
+static void look_ahead(const struct attend_call *c, struct attend_part *p,
+                       const struct attend_task *k, uint32_t split)
+{
+    uint32_t rows = c->a->kv->geo->block_rows;
+    struct split_place at = attend_split_at(k, split);
+    if (at.kind == STRETCH_ESTIMATES)
+        return;
+    const uint32_t *masks;
+    p->ahead = attend_table_of(c, k, at.kind, &masks);
+    p->ahead.blocks += at.begin / rows;
+    uint32_t blocks = (at.end + rows - 1) / rows - at.begin / rows;
+    p->n_ahead = blocks < ATTEND_GROUP / rows ? blocks : ATTEND_GROUP / rows;
+}
+
+/* Runs one split of a task; `next` is what this worker runs after it, or NULL. */
+static void run_part(const struct attend_call *c, const struct attend_task *k,
+                     struct split_place at, struct partial to, float *work,
+                     const struct attend_task *next, uint32_t next_split)
 {
     const struct attend_args *a = c->a;
     const struct batch_seq *q = &a->seqs[k->seq];
-    uint32_t first = q->first_pos + k->row, begin = split * ATTEND_SPLIT;
-    uint32_t skip = begin > first ? begin - first : 0, end = first + k->n_rows;
-    *skipped = skip;
-    return (struct attend_part){
+    uint32_t skip = rows_skipped(c, k, at), first = q->first_pos + k->row + skip;
+    struct attend_part p = {
         .geo = a->kv->geo,
-        .lane = lane_of(c, k->head),
-        .blocks = q->blocks[LANE_SPARSE],
         .q = (const float *)a->qkv + (q->first_row + k->row + skip) * row_numbers(c) +
              (size_t)k->head * c->group * a->kv->geo->head_dim,
         .q_stride = row_numbers(c),
         .group = c->group,
         .n_rows = k->n_rows - skip,
-        .first_pos = first + skip,
-        .begin = begin,
-        .end = end < begin + ATTEND_SPLIT ? end : begin + ATTEND_SPLIT,
+        .first_pos = at.kind == STRETCH_TABLE ? first : at.end, /* a list is seen whole */
+        .begin = at.begin,
+        .end = at.end,
         .scale = a->scale,
         .o_stride = c->o_stride,
+        .o = to.o,
+        .m = to.m,
+        .l = to.l,
+        .work = work,
     };
+    p.table = attend_table_of(c, k, at.kind, &p.masks);
+    if (next != NULL)
+        look_ahead(c, &p, next, next_split);
+    c->b->attend->part(&p);
 }
 
-/* Places a partial result of n_rows rows at p. */
-static void place(struct attend_part *p, float *at, uint32_t n_rows)
+static void run_estimates(const struct attend_call *c, const struct attend_task *k,
+                          struct split_place at, struct partial to, float *work)
 {
-    size_t n = (size_t)n_rows * p->group;
-    p->o = at;
-    p->m = at + n * p->o_stride;
-    p->l = p->m + n;
+    const int8_t *values[ATTEND_SPLIT];
+    float factors[ATTEND_SPLIT];
+    attend_gather_estimates(c, k, at, values, factors, work);
+    c->b->attend->estimate(&(struct attend_estimates){.values = values,
+                                                      .factors = factors,
+                                                      .logits = work,
+                                                      .n = at.end - at.begin,
+                                                      .dim = c->a->kv->geo->head_dim,
+                                                      .group = c->group,
+                                                      .o_stride = c->o_stride,
+                                                      .o = to.o,
+                                                      .m = to.m,
+                                                      .l = to.l});
 }
 
-/* Tells a part which pages its worker reads next. */
-static void look_ahead(const struct attend_call *c, struct attend_part *p, const struct task *k,
-                       uint32_t split)
+/* Rows that a split skips are not in its partial result. */
+static void run_split(const struct attend_call *c, const struct attend_task *k, uint32_t split,
+                      float *to, float *work, const struct attend_task *next, uint32_t next_split)
 {
-    const struct batch_seq *q = &c->a->seqs[k->seq];
-    uint32_t rows = c->a->kv->geo->block_rows, len = q->first_pos + k->row + k->n_rows;
-    uint32_t first = split * ATTEND_SPLIT / rows, blocks = (len + rows - 1) / rows - first;
-    p->ahead = q->blocks[LANE_SPARSE] + first;
-    p->ahead_lane = lane_of(c, k->head);
-    p->n_ahead = blocks < ATTEND_GROUP / rows ? blocks : ATTEND_GROUP / rows;
+    struct split_place at = attend_split_at(k, split);
+    struct partial p = partial_at(c, to, k->n_rows);
+    if (at.kind == STRETCH_ESTIMATES)
+        run_estimates(c, k, at, p, work);
+    else
+        run_part(c, k, at, p, work, next, next_split);
 }
 
-static void fold_into(const struct attend_call *c, struct attend_part *total,
-                      const struct attend_part *p, uint32_t skipped)
+static void fold_split(const struct attend_call *c, const struct attend_task *k, uint32_t split,
+                       float *total, float *part)
 {
-    size_t q = (size_t)skipped * c->group;
-    c->b->attend->fold(total->o + q * c->o_stride, total->m + q, total->l + q, p->o, p->m, p->l,
-                       p->n_rows * c->group, c->o_stride);
+    size_t skip = (size_t)rows_skipped(c, k, attend_split_at(k, split)) * c->group;
+    struct partial t = partial_at(c, total, k->n_rows), p = partial_at(c, part, k->n_rows);
+    c->b->attend->fold(t.o + skip * c->o_stride, t.m + skip, t.l + skip, p.o, p.m, p.l,
+                       (uint32_t)(k->n_rows * c->group - skip), c->o_stride);
 }
 
-static void write_out(const struct attend_call *c, const struct task *k,
-                      const struct attend_part *total)
+static void write_out(const struct attend_call *c, const struct attend_task *k, float *total)
 {
     const struct attend_args *a = c->a;
     uint32_t dim = a->kv->geo->head_dim;
+    struct partial t = partial_at(c, total, k->n_rows);
     for (uint32_t r = 0; r < k->n_rows; r++)
         for (uint32_t h = 0; h < c->group; h++) {
             size_t q = (size_t)r * c->group + h, row = a->seqs[k->seq].first_row + k->row + r;
-            float *out = (float *)a->out + (row * a->heads + (size_t)k->head * c->group + h) * dim;
-            c->b->attend->finish(total->o + q * c->o_stride, total->l[q], out, dim);
+            size_t at = row * a->heads + (size_t)k->head * c->group + h;
+            c->b->attend->finish(t.o + q * c->o_stride, t.l[q], (float *)a->out + at * dim, dim);
+            if (a->lse != NULL)
+                a->lse[at] = (float)(M_LN2 * ((double)t.m[q] + log2((double)t.l[q])));
         }
 }
 
-static void run_task(const struct attend_call *c, float *own, const struct task *k,
-                     const struct task *next)
+static void run_task(const struct attend_call *c, float *own, const struct attend_task *k,
+                     const struct attend_task *next)
 {
-    struct attend_part total = {.group = c->group, .o_stride = c->o_stride};
-    place(&total, own, k->n_rows);
+    size_t size = attend_partial_floats(c, ATTEND_ROWS);
     for (uint32_t i = 0; i < k->n_splits; i++) {
-        uint32_t skipped;
-        struct attend_part p = part_of(c, k, i, &skipped);
-        p.work = own + 2 * partial_floats(c, ATTEND_ROWS);
-        place(&p, own + (i == 0 ? 0 : partial_floats(c, ATTEND_ROWS)), k->n_rows);
-        if (i + 1 < k->n_splits)
-            look_ahead(c, &p, k, i + 1);
-        else if (next != NULL)
-            look_ahead(c, &p, next, 0);
-        c->b->attend->part(&p);
+        bool last = i + 1 == k->n_splits;
+        run_split(c, k, i, own + (i == 0 ? 0 : size), own + 2 * size, last ? next : k,
+                  last ? 0 : i + 1);
         if (i > 0)
-            fold_into(c, &total, &p, skipped);
+            fold_split(c, k, i, own, own + size);
     }
-    write_out(c, k, &total);
+    write_out(c, k, own);
 }
 
-static void run_split(const struct attend_call *c, float *own, struct item it,
-                      const struct item *next)
+static void run_item(const struct attend_call *c, float *own, struct attend_item it,
+                     const struct attend_item *next)
 {
     struct attend_scratch *s = c->s;
-    struct task *k = &s->tasks[it.task];
-    size_t size = partial_floats(c, k->n_rows);
-    uint32_t skipped;
-    struct attend_part p = part_of(c, k, it.split, &skipped);
-    p.work = own;
-    place(&p, s->floats + k->partial + it.split * size, k->n_rows);
-    if (next != NULL)
-        look_ahead(c, &p, &s->tasks[next->task], next->split);
-    c->b->attend->part(&p);
+    struct attend_task *k = &s->tasks[it.task];
+    size_t size = attend_partial_floats(c, k->n_rows);
+    float *total = s->floats + k->partial;
+    run_split(c, k, it.split, total + it.split * size, own,
+              next != NULL ? &s->tasks[next->task] : NULL, next != NULL ? next->split : 0);
     if (atomic_fetch_sub_explicit(&k->splits_left, 1, memory_order_acq_rel) != 1)
         return;
-    struct attend_part total = {.group = c->group, .o_stride = c->o_stride};
-    place(&total, s->floats + k->partial, k->n_rows);
-    for (uint32_t i = 1; i < k->n_splits; i++) {
-        p = part_of(c, k, i, &skipped);
-        place(&p, s->floats + k->partial + i * size, k->n_rows);
-        fold_into(c, &total, &p, skipped);
-    }
-    write_out(c, k, &total);
+    for (uint32_t i = 1; i < k->n_splits; i++)
+        fold_split(c, k, i, total, total + i * size);
+    write_out(c, k, total);
 }
 
 /* A worker knows its next item before it runs one, to prefetch the beginning of it. */
@@ -270,9 +184,9 @@ static void attend_worker(void *arg, uint32_t worker)
     float *own = s->floats + worker * s->worker_floats;
     while (i < n) {
         uint32_t after = pool_next(c->b->pool, n);
-        const struct item *next = after < n ? &s->items[after] : NULL;
+        const struct attend_item *next = after < n ? &s->items[after] : NULL;
         if (s->by_split)
-            run_split(c, own, s->items[i], next);
+            run_item(c, own, s->items[i], next);
         else
             run_task(c, own, &s->tasks[i], next != NULL ? &s->tasks[next->task] : NULL);
         i = after;
@@ -289,9 +203,8 @@ void cpu_attend(struct backend *be, const struct attend_args *a)
                             .a = a,
                             .s = b->attend_scratch,
                             .group = a->heads / g->kv_heads,
-                            .o_stride = (uint32_t)round_up(g->head_dim, ATTEND_PAD)};
-    plan_tasks(&c);
-    plan_items(&c);
+                            .o_stride = (g->head_dim + ATTEND_PAD - 1) / ATTEND_PAD * ATTEND_PAD};
+    attend_plan(&c);
     if (c.s->n_items == 0)
         return;
     pool_run(b->pool, attend_worker, &c);
@@ -313,16 +226,17 @@ static void append_rows(const struct append_call *c, const struct batch_seq *q, 
     for (uint32_t r = row; r < row + n_rows; r++) {
         uint32_t pos = q->first_pos + r;
         struct append_row p = {
-            .geo = g,
+            .kv = a->kv,
+            .layer = a->layer,
             .qkv = (float *)a->qkv + (q->first_row + r) * numbers,
-            .lanes = (uint8_t *)a->kv->hbm[LANE_SPARSE] +
-                     q->blocks[LANE_SPARSE][pos / g->block_rows] * g->block_bytes[LANE_SPARSE] +
-                     kv_page_offset(g, a->layer, 0),
             .cos = a->rope_cos + (size_t)pos * (g->head_dim / 2),
             .sin = a->rope_sin + (size_t)pos * (g->head_dim / 2),
             .heads = a->heads,
             .page_row = pos % g->block_rows,
         };
+        for (int i = 0; i < LANE_CLASSES; i++)
+            if (q->blocks[i] != NULL)
+                p.blocks[i] = q->blocks[i][pos / g->block_rows];
         c->b->attend->append(&p);
     }
 }
@@ -379,12 +293,8 @@ status cpu_attend_open(struct cpu_backend *b)
 
 void cpu_attend_close(struct cpu_backend *b)
 {
-    struct attend_scratch *s = b->attend_scratch;
-    if (s == NULL)
+    if (b->attend_scratch == NULL)
         return;
-    free(s->tasks);
-    free(s->items);
-    free(s->floats);
-    mem_free(s);
+    attend_plan_free(b->attend_scratch);
     b->attend_scratch = NULL;
 }

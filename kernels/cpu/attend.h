@@ -8,6 +8,10 @@
  *     and partial results are folded from the first to the last.
  * One row or sixteen, one thread or many, R = 8 or 32: the same operations in the same order.
  *
+ * What a row attends is up to three stretches, one after the other, each in groups and splits of its
+ * own: pages of a list (a plan) or the sinks of a STREAM lane; then positions of the block table;
+ * then estimated partitions. A list counts as a table of n_pages * R positions.
+ *
  * A page is K[head_dim / 2][R][2] then V[R / 2][head_dim][2]: a vector load brings pairs of bf16
  * numbers, which a shift and a mask turn into two vectors of floats; scores need no sums across
  * a vector, and rows of a group of heads share every load. */
@@ -24,15 +28,31 @@ enum {
     ATTEND_PAD = 16,  /* partial results have rows of whole vectors */
 };
 
+/* Stands for -infinity as a score in base 2: differences stay finite, so exp2 needs no guard. */
+static const float ATTEND_LOWEST = -1e30f;
+
+/* Pages of one lane by their index in a block table or in a plan's list. */
+struct attend_table {
+    const uint8_t *lane[2]; /* in HBM, in DRAM: the lane's page of block 0 */
+    size_t block_bytes;
+    const block_id *blocks;
+};
+
+static inline const uint8_t *attend_page(const struct attend_table *t, uint32_t i)
+{
+    block_id b = t->blocks[i];
+    return t->lane[b / BLOCK_IN_DRAM] + (b & ~BLOCK_IN_DRAM) * t->block_bytes;
+}
+
 /* Rows of one sequence against positions [begin, end) of one KV head: end - begin <= ATTEND_SPLIT,
- * begin is a multiple of it. A query is (row, head of the group): number row * group + head. */
+ * begin is a multiple of R. A query is (row, head of the group): number row * group + head. Row r
+ * sees positions up to first_pos + r. */
 struct attend_part {
     const struct kv_geometry *geo;
-    const uint8_t *lane; /* page of block b: lane + b * block_bytes */
-    const block_id *blocks;
-    /* What this worker reads next, to prefetch: n_ahead pages (0: unknown). */
-    const block_id *ahead;
-    const uint8_t *ahead_lane;
+    struct attend_table table;
+    const uint32_t *masks; /* [page of the table] rows to attend; NULL: all. One row only */
+    /* What this worker reads next, to prefetch: the first n_ahead pages (0: unknown). */
+    struct attend_table ahead;
     uint32_t n_ahead;
     const float *q;  /* [n_rows][q_stride]: `group` heads of head_dim each */
     size_t q_stride; /* numbers */
@@ -44,17 +64,37 @@ struct attend_part {
     float *work;       /* attend_work_floats() of the calling worker */
 };
 
+/* Estimated partitions against the heads of one row: the same sums over n <= ATTEND_SPLIT entries. */
+struct attend_estimates {
+    const int8_t *const *values; /* [n] mean V times its factor's inverse: [head_dim] */
+    const float *factors;        /* [n] */
+    float
+        *logits; /* [group][ATTEND_SPLIT] natural log, may be -inf; padded with -inf to ATTEND_PAD.
+                      Spoilt */
+    uint32_t n, dim, group, o_stride;
+    float *o, *m, *l; /* as of attend_part */
+};
+
 /* One row of a batch: rotate q and k, round k and v into row `page_row` of their pages. */
 struct append_row {
-    const struct kv_geometry *geo;
+    const struct kv_memory *kv;
     float *qkv;             /* [heads + 2 kv_heads][head_dim] */
-    uint8_t *lanes;         /* page of head 0 in this row's block; the next head's follows it */
     const float *cos, *sin; /* [head_dim / 2] at this position */
-    uint32_t heads, page_row;
+    uint32_t layer, heads, page_row;
+    block_id blocks[LANE_CLASSES]; /* this row's block; where the class is used */
 };
+
+static inline uint8_t *append_page(const struct append_row *a, uint32_t head)
+{
+    const struct kv_geometry *g = a->kv->geo;
+    struct lane_place p = kv_lane(g, a->layer, head);
+    return (uint8_t *)a->kv->hbm[p.class_] + a->blocks[p.class_] * g->block_bytes[p.class_] +
+           p.index * g->page_bytes;
+}
 
 struct attend_kernels {
     void (*part)(const struct attend_part *a);
+    void (*estimate)(const struct attend_estimates *a);
     /* Folds a later partial result of n queries into an earlier one. */
     void (*fold)(float *o, float *m, float *l, const float *part_o, const float *part_m,
                  const float *part_l, uint32_t n, uint32_t o_stride);

@@ -2,6 +2,7 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { VW = 8, NV = 2 };
 typedef __m256 vf;
@@ -30,6 +31,17 @@ static inline __m256i first_lanes(int n)
 static inline vp vp_load_n(const uint8_t *p, uint32_t n)
 {
     return _mm256_maskload_epi32((const int *)(const void *)p, first_lanes((int)n));
+}
+
+/* As vf_load of numbers that are integers; what lies beyond n is not read. */
+#define vf_load_i8(p) \
+    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p))))
+
+static inline vf vf_load_i8_n(const int8_t *p, uint32_t n)
+{
+    int8_t some[VW] = {0};
+    memcpy(some, p, n);
+    return vf_load_i8(some);
 }
 
 static inline vf vf_keep(vf x, uint64_t bits, float fill)
@@ -88,7 +100,7 @@ static inline void vf_store_bf16(void *out, vf x)
 
 #include "kernels/cpu/attend_vec.h"
 
-const struct attend_kernels attend_avx2 = {part, fold, finish, append};
+const struct attend_kernels attend_avx2 = {part, estimate, fold, finish, append};
 #else
 typedef int attend_avx2_needs_x86;
 #endif

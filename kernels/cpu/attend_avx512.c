@@ -28,6 +28,12 @@ typedef __m512i vp; /* 16 pairs of bf16 numbers */
         _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(lo))), \
         _mm256_loadu_si256((const __m256i *)(const void *)(hi)), 1)
 
+/* As vf_load of numbers that are integers; what lies beyond n is not read. */
+#define vf_load_i8(p) \
+    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p))))
+#define vf_load_i8_n(p, n) \
+    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes((int)(n)), (p))))
+
 /* The greatest number, in all lanes. */
 static inline vf vf_hmax(vf a)
 {
@@ -65,7 +71,7 @@ static inline void vf_store_bf16(void *out, vf x)
 
 #include "kernels/cpu/attend_vec.h"
 
-const struct attend_kernels attend_avx512 = {part, fold, finish, append};
+const struct attend_kernels attend_avx512 = {part, estimate, fold, finish, append};
 #else
 typedef int attend_avx512_needs_x86;
 #endif

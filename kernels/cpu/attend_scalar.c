@@ -26,7 +26,13 @@ static float value_at(const uint8_t *page, uint32_t rows, uint32_t dim, uint32_t
 
 static const uint8_t *page_of(const struct attend_part *a, uint32_t pos)
 {
-    return a->lane + a->blocks[pos / a->geo->block_rows] * a->geo->block_bytes[LANE_SPARSE];
+    return attend_page(&a->table, pos / a->geo->block_rows);
+}
+
+static bool is_shown(const struct attend_part *a, uint32_t pos)
+{
+    uint32_t rows = a->geo->block_rows;
+    return a->masks == NULL || (a->masks[pos / rows] >> pos % rows & 1) != 0;
 }
 
 /* One query over n positions from pos on: a group of the online softmax. */
@@ -37,6 +43,8 @@ static void attend_group(const struct attend_part *a, const float *q, uint32_t q
     float p[ATTEND_GROUP], max = a->m[query], *o = a->o + (size_t)query * a->o_stride;
     for (uint32_t t = 0; t < n; t++) {
         float sum = 0;
+        if (!is_shown(a, pos + t))
+            continue;
         for (uint32_t i = 0; i < dim; i++)
             sum += q[i] * key_at(page_of(a, pos + t), rows, (pos + t) % rows, i);
         p[t] = sum * (a->scale * (float)M_LOG2E);
@@ -48,6 +56,8 @@ static void attend_group(const struct attend_part *a, const float *q, uint32_t q
     for (uint32_t j = 0; j < dim; j++)
         o[j] *= alpha;
     for (uint32_t t = 0; t < n; t++) {
+        if (!is_shown(a, pos + t))
+            continue;
         p[t] = exp2f(p[t] - max);
         a->l[query] += p[t];
         for (uint32_t j = 0; j < dim; j++)
@@ -62,12 +72,33 @@ static void part(const struct attend_part *a)
             uint32_t query = r * a->group + h, own = a->first_pos + r + 1;
             uint32_t end = own < a->end ? own : a->end;
             const float *q = a->q + r * a->q_stride + (size_t)h * a->geo->head_dim;
-            a->m[query] = -INFINITY;
+            a->m[query] = ATTEND_LOWEST;
             a->l[query] = 0;
             memset(a->o + (size_t)query * a->o_stride, 0, a->o_stride * sizeof *a->o);
             for (uint32_t pos = a->begin; pos < end; pos += ATTEND_GROUP)
                 attend_group(a, q, query, pos, end - pos < ATTEND_GROUP ? end - pos : ATTEND_GROUP);
         }
+}
+
+static void estimate(const struct attend_estimates *a)
+{
+    memset(a->o, 0, (size_t)a->group * a->o_stride * sizeof *a->o);
+    for (uint32_t h = 0; h < a->group; h++) {
+        float *x = a->logits + (size_t)h * ATTEND_SPLIT, *o = a->o + (size_t)h * a->o_stride;
+        float max = ATTEND_LOWEST, sum = 0;
+        for (uint32_t i = 0; i < a->n; i++) {
+            x[i] *= (float)M_LOG2E;
+            max = x[i] > max ? x[i] : max;
+        }
+        for (uint32_t i = 0; i < a->n; i++) {
+            float p = exp2f(x[i] - max); /* 0 where the logit is -inf */
+            sum += p;
+            for (uint32_t j = 0; j < a->dim; j++)
+                o[j] += p * a->factors[i] * (float)a->values[i][j];
+        }
+        a->m[h] = max;
+        a->l[h] = sum;
+    }
 }
 
 static void fold(float *o, float *m, float *l, const float *part_o, const float *part_m,
@@ -91,7 +122,7 @@ static void finish(const float *o, float l, float *out, uint32_t dim)
 
 static void append(const struct append_row *a)
 {
-    const struct kv_geometry *g = a->geo;
+    const struct kv_geometry *g = a->kv->geo;
     uint32_t dim = g->head_dim, half = dim / 2, rows = g->block_rows;
     for (uint32_t h = 0; h < a->heads + g->kv_heads; h++) {
         float *x = a->qkv + (size_t)h * dim;
@@ -104,7 +135,7 @@ static void append(const struct append_row *a)
     for (uint32_t h = 0; h < g->kv_heads; h++) {
         const float *k = a->qkv + (size_t)(a->heads + h) * dim;
         const float *v = k + (size_t)g->kv_heads * dim;
-        uint8_t *page = a->lanes + h * g->page_bytes;
+        uint8_t *page = append_page(a, h);
         for (uint32_t i = 0; i < dim; i++) {
             uint16_t x = f32_to_bf16(k[i]), y = f32_to_bf16(v[i]);
             size_t kp = ((size_t)(i / 2) * rows + a->page_row) * 2 + i % 2;
@@ -116,4 +147,4 @@ static void append(const struct append_row *a)
     }
 }
 
-const struct attend_kernels attend_scalar = {part, fold, finish, append};
+const struct attend_kernels attend_scalar = {part, estimate, fold, finish, append};

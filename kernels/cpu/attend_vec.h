@@ -27,9 +27,6 @@ enum {
     GROUP = ATTEND_GROUP,
 };
 
-/* Stands for -infinity as a score: differences stay finite, so exp2 needs no guard. */
-static const float LOWEST = -1e30f;
-
 /* Results and scratch of one call, by query. */
 struct part_state {
     const struct attend_part *a;
@@ -45,21 +42,30 @@ struct part_state {
 static void find_pages(struct part_state *s, uint32_t pos)
 {
     const struct attend_part *a = s->a;
-    size_t block_bytes = a->geo->block_bytes[LANE_SPARSE];
+    const struct attend_table *next = &a->table;
     uint32_t n = GROUP / s->rows, last = (a->end - 1) / s->rows, first = pos / s->rows;
-    const uint8_t *lane = a->lane;
-    const block_id *next = a->blocks + first + n;
-    uint32_t n_next = first + n <= last ? last - first - n + 1 : 0;
+    uint32_t next_first = first + n, n_next = next_first <= last ? last - next_first + 1 : 0;
     if (n_next == 0 && a->n_ahead > 0) {
-        lane = a->ahead_lane;
-        next = a->ahead;
+        next = &a->ahead;
+        next_first = 0;
         n_next = a->n_ahead;
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = first + i < last ? first + i : last;
-        s->page[i] = a->lane + a->blocks[at] * block_bytes;
-        s->next[i] = i < n_next ? lane + next[i] * block_bytes : s->page[i];
+        s->page[i] = attend_page(&a->table, first + i < last ? first + i : last);
+        s->next[i] = i < n_next ? attend_page(next, next_first + i) : s->page[i];
     }
+}
+
+/* Rows of the group that its masks show; n positions of the group are there. */
+static uint64_t shown_rows(const struct part_state *s, uint32_t pos, uint32_t n)
+{
+    uint64_t all = ~0ull >> (GROUP - n), shown = 0;
+    if (s->a->masks == NULL)
+        return all;
+    const uint32_t *masks = s->a->masks + pos / s->rows;
+    for (uint32_t i = 0; i * s->rows < n; i++)
+        shown |= (masks[i] & (~0u >> (32 - s->rows))) * (1ull << (i * s->rows));
+    return shown & all;
 }
 
 /* Pairs of dimensions (2i, 2i + 1) of VW positions from `pos` of the group on. */
@@ -109,19 +115,18 @@ INLINE void direct_scores(const struct part_state *s, uint32_t h0, const int nq,
         vf_store(out + (size_t)h * GROUP + v * VW, acc[h][v]);
 }
 
-/* Online softmax of one query over the first n positions of the group, 1 <= n: scores become
+/* Online softmax of one query over the positions `seen` of the group, at least one: scores become
  * probabilities relative to the greatest score so far, in base 2; the others become 0. Without
  * branches: whether the greatest score changes cannot be predicted, and a factor of exp2(0) = 1
  * changes nothing. */
-INLINE void soften(const struct part_state *s, uint32_t query, uint32_t n)
+INLINE void soften(const struct part_state *s, uint32_t query, uint64_t seen)
 {
     enum { N = GROUP / VW };
     float *x = s->scores + (size_t)query * GROUP, *m = &s->a->m[query];
     float *sums = s->sums + (size_t)query * VW;
-    uint64_t seen = ~0ull >> (GROUP - n);
     vf scale = vf_set1(s->a->scale * (float)M_LOG2E), v[N], before = vf_set1(*m), top;
     UNROLL for (uint32_t i = 0; i < N; i++) v[i] =
-        vf_keep(vf_mul(vf_load(x + i * VW), scale), seen >> (i * VW), LOWEST);
+        vf_keep(vf_mul(vf_load(x + i * VW), scale), seen >> (i * VW), ATTEND_LOWEST);
     top = vf_max(vf_max(v[0], v[1]), vf_max(v[2], v[3]));
     UNROLL for (uint32_t i = 4; i < N; i++) top = vf_max(top, v[i]);
     top = vf_hmax(vf_max(top, before));
@@ -172,7 +177,8 @@ INLINE void direct_values(const struct part_state *s, uint32_t h0, const int nq,
 }
 
 /* One group for nq heads of one row. */
-INLINE void direct_group(const struct part_state *s, uint32_t h0, const int nq, uint32_t n)
+INLINE void direct_group(const struct part_state *s, uint32_t h0, const int nq, uint32_t n,
+                         uint64_t seen)
 {
     for (uint32_t at = 0; at < n; at += TILE) {
         if (s->rows == 16)
@@ -183,7 +189,7 @@ INLINE void direct_group(const struct part_state *s, uint32_t h0, const int nq, 
             direct_scores(s, h0, nq, at, 32);
     }
     for (int h = 0; h < nq; h++)
-        soften(s, h0 + (uint32_t)h, n);
+        soften(s, h0 + (uint32_t)h, seen);
     uint32_t j = 0;
     for (; j + TILE <= s->dim; j += TILE)
         direct_values(s, h0, nq, j, NV, VW, n);
@@ -202,17 +208,20 @@ static void part_one_row(struct part_state *s)
     const struct attend_part *a = s->a;
     for (uint32_t pos = a->begin; pos < a->end; pos += GROUP) {
         uint32_t n = a->end - pos < GROUP ? a->end - pos : GROUP;
+        uint64_t seen = shown_rows(s, pos, n);
+        if (seen == 0)
+            continue;
         find_pages(s, pos);
         for (uint32_t h = 0, nq; h < a->group; h += nq) {
             nq = tile_queries(a->group - h);
             if (nq == 4)
-                direct_group(s, h, 4, n);
+                direct_group(s, h, 4, n, seen);
             else if (nq == 3)
-                direct_group(s, h, 3, n);
+                direct_group(s, h, 3, n, seen);
             else if (nq == 2)
-                direct_group(s, h, 2, n);
+                direct_group(s, h, 2, n, seen);
             else
-                direct_group(s, h, 1, n);
+                direct_group(s, h, 1, n, seen);
         }
     }
 }
@@ -325,8 +334,9 @@ INLINE void tile_values_all(const struct part_state *s, uint32_t q0, const int n
 /* Positions of the group at `pos` that a query may see. */
 static uint32_t visible(const struct part_state *s, uint32_t query, uint32_t pos)
 {
-    uint32_t own = s->a->first_pos + query / s->a->group;
-    return own < pos ? 0 : own - pos + 1 < GROUP ? own - pos + 1 : GROUP;
+    uint32_t end = s->a->first_pos + query / s->a->group + 1;
+    end = end < s->a->end ? end : s->a->end;
+    return end <= pos ? 0 : end - pos < GROUP ? end - pos : GROUP;
 }
 
 INLINE void group_scores(const struct part_state *s, uint32_t q0, const int nq, uint32_t pos)
@@ -387,9 +397,9 @@ static void part_rows(struct part_state *s)
         }
         /* a phase of its own: the chains of different queries overlap */
         for (uint32_t q = first, r = first / a->group; r < a->n_rows; r++) {
-            uint32_t seen = a->first_pos + r - pos + 1;
+            uint64_t seen = ~0ull >> (GROUP - visible(s, q, pos));
             for (uint32_t h = 0; h < a->group; h++)
-                soften(s, q++, seen < GROUP ? seen : GROUP);
+                soften(s, q++, seen);
         }
         unpack_values(s, n);
         for (uint32_t q = first, nq; q < n_queries; q += nq) {
@@ -410,13 +420,87 @@ static void part(const struct attend_part *a)
     memset(a->o, 0, (size_t)n * a->o_stride * sizeof *a->o);
     memset(s.sums, 0, (size_t)n * VW * sizeof *s.sums);
     for (uint32_t q = 0; q < n; q++)
-        a->m[q] = LOWEST;
+        a->m[q] = ATTEND_LOWEST;
     if (a->n_rows == 1)
         part_one_row(&s);
     else
         part_rows(&s);
     for (uint32_t q = 0; q < n; q++)
         a->l[q] = vf_hsum(vf_load(s.sums + (size_t)q * VW));
+}
+
+/* Probabilities of one head's entries, times their factors: m, l, and logits spoilt. */
+static void soften_estimates(const struct attend_estimates *a, uint32_t h)
+{
+    float *x = a->logits + (size_t)h * ATTEND_SPLIT;
+    vf top = vf_set1(ATTEND_LOWEST), sum = vf_zero(), low = top;
+    for (uint32_t i = 0; i < a->n; i += VW) {
+        vf v = vf_max(low, vf_mul(vf_load(x + i), vf_set1((float)M_LOG2E))); /* NaN passes */
+        vf_store(x + i, v);
+        top = vf_max(top, v);
+    }
+    top = vf_hmax(top);
+    a->m[h] = vf_lane0(top);
+    a->l[h] = 0;
+    if (a->m[h] == ATTEND_LOWEST) { /* every logit is -inf */
+        memset(x, 0, a->n * sizeof *x);
+        return;
+    }
+    for (uint32_t i = 0; i < a->n; i += VW) {
+        vf p = vf_exp2(vf_sub(vf_load(x + i), top));
+        sum = vf_add(sum, p);
+        vf_store(x + i, vf_mul(p, vf_load(a->factors + i)));
+    }
+    a->l[h] = vf_hsum(sum);
+}
+
+/* o = sum of p * v, TILE dimensions (the last vector has `tail` of them). */
+INLINE void estimate_values(const struct attend_estimates *a, uint32_t h0, const int nq, uint32_t j,
+                            const int nv, uint32_t tail)
+{
+    const float *p = a->logits + (size_t)h0 * ATTEND_SPLIT;
+    float *o = a->o + (size_t)h0 * a->o_stride + j;
+    vf acc[QT][NV];
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++) acc[h][v] = vf_zero();
+    for (uint32_t t = 0; t < a->n; t++) {
+        const int8_t *src = a->values[t] + j;
+        UNROLL for (int v = 0; v < nv; v++)
+        {
+            vf x = v + 1 < nv || tail == VW ? vf_load_i8(src + v * VW)
+                                            : vf_load_i8_n(src + v * VW, tail);
+            UNROLL for (int h = 0; h < nq; h++) acc[h][v] =
+                vf_fma(x, vf_set1(p[(size_t)h * ATTEND_SPLIT + t]), acc[h][v]);
+        }
+    }
+    UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++)
+        vf_store(o + (size_t)h * a->o_stride + v * VW, acc[h][v]);
+}
+
+INLINE void estimate_heads(const struct attend_estimates *a, uint32_t h0, const int nq)
+{
+    uint32_t j = 0;
+    for (; j + TILE <= a->dim; j += TILE)
+        estimate_values(a, h0, nq, j, NV, VW);
+    for (; j < a->dim; j += VW)
+        estimate_values(a, h0, nq, j, 1, a->dim - j < VW ? a->dim - j : VW);
+}
+
+static void estimate(const struct attend_estimates *a)
+{
+    memset(a->o, 0, (size_t)a->group * a->o_stride * sizeof *a->o);
+    for (uint32_t h = 0; h < a->group; h++)
+        soften_estimates(a, h);
+    for (uint32_t h = 0, nq; h < a->group; h += nq) {
+        nq = tile_queries(a->group - h);
+        if (nq == 4)
+            estimate_heads(a, h, 4);
+        else if (nq == 3)
+            estimate_heads(a, h, 3);
+        else if (nq == 2)
+            estimate_heads(a, h, 2);
+        else
+            estimate_heads(a, h, 1);
+    }
 }
 
 static void fold(float *o, float *m, float *l, const float *part_o, const float *part_m,
@@ -473,14 +557,14 @@ static void round_row(uint16_t *out, const float *x, uint32_t dim)
 static void append(const struct append_row *a)
 {
     enum { PIECE = 128 }; /* numbers rounded at a time */
-    const struct kv_geometry *g = a->geo;
+    const struct kv_geometry *g = a->kv->geo;
     uint32_t dim = g->head_dim, rows = g->block_rows;
     float *k = a->qkv + (size_t)a->heads * dim;
     const float *v = k + (size_t)g->kv_heads * dim;
     for (uint32_t h = 0; h < a->heads + g->kv_heads; h++)
         rotate(a->qkv + (size_t)h * dim, a->cos, a->sin, dim / 2);
     for (uint32_t h = 0; h < g->kv_heads; h++, k += dim, v += dim) {
-        uint8_t *page = a->lanes + h * g->page_bytes;
+        uint8_t *page = append_page(a, h);
         uint8_t *value = page + ((size_t)rows + a->page_row / 2 * 2) * dim * 2;
         for (uint32_t j = 0; j < dim; j += PIECE) {
             uint32_t n = dim - j < PIECE ? dim - j : PIECE;
