@@ -66,7 +66,7 @@ struct attend_part {
 
 /* Estimated partitions against the heads of one row: the same sums over n <= ATTEND_SPLIT entries. */
 struct attend_estimates {
-    const int8_t *const *values; /* [n] mean V times its factor's inverse: [head_dim] */
+    const int8_t *const *values; /* [n] mean V: factor * [head_dim] */
     const float *factors;        /* [n] */
     float
         *logits; /* [group][ATTEND_SPLIT] natural log, may be -inf; padded with -inf to ATTEND_PAD.

@@ -1,13 +1,14 @@
 /* Decides what the tasks of an attend call are, and finds what they read. */
 #include "kernels/cpu/attend_plan.h"
+#include "kernels/cpu/digest.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     ITEMS_PER_THREAD = 4, /* with fewer whole tasks per thread, splits become items */
     WINDOW_STEP = 64,     /* a STREAM lane's window moves by so many positions */
+    LINE_BYTES = 64,
 };
 
 static size_t round_up(size_t n, size_t unit)
@@ -202,15 +203,6 @@ struct attend_table attend_table_of(const struct attend_call *c, const struct at
     return t;
 }
 
-/* Mean V of a partition: int8, and its factor. */
-static const int8_t *attend_mean_value(const struct kv_geometry *g, const struct digest_desc *d,
-                                       const uint8_t *record, uint32_t part, float *factor)
-{
-    const uint8_t *at = record + digest_offset(d);
-    memcpy(factor, at + (size_t)part * sizeof *factor, sizeof *factor);
-    return (const int8_t *)at + d->parts * sizeof *factor + (size_t)part * g->head_dim;
-}
-
 void attend_gather_estimates(const struct attend_call *c, const struct attend_task *k,
                              struct split_place at, const int8_t **values, float *factors,
                              float *logits)
@@ -220,13 +212,16 @@ void attend_gather_estimates(const struct attend_call *c, const struct attend_ta
     const uint32_t *list = p->estimates + plan_entry(c, k) * p->estimate_cap + at.begin;
     const uint32_t *records = p->rows[k->plan].records;
     const float *scores = p->scores + plan_entry(c, k) * c->group * p->stride;
-    const uint8_t *lane = (const uint8_t *)kv->records + k->place.index * kv->record_lane_bytes;
+    const struct digest_layout layout = digest_layout_of(kv->geo->head_dim, &p->desc);
+    CHECK(layout.values != 0);
     uint32_t n = at.end - at.begin, padded = (uint32_t)round_up(n, ATTEND_PAD);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t segment = list[i] / p->desc.parts, part = list[i] % p->desc.parts;
-        const uint8_t *record = lane + records[segment] * kv->record_bytes;
-        values[i] = attend_mean_value(kv->geo, &p->desc, record, part, &factors[i]);
-        __builtin_prefetch(values[i]);
+        const uint8_t *lane = digest_lane(kv, records[segment], c->a->layer, k->head);
+        values[i] = digest_value(lane, &layout, part);
+        factors[i] = digest_value_scale(lane, &layout, part);
+        for (uint32_t j = 0; j < layout.dim; j += LINE_BYTES)
+            __builtin_prefetch(values[i] + j);
     }
     for (uint32_t i = n; i < padded; i++)
         factors[i] = 0;
