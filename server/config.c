@@ -384,6 +384,8 @@ static status choose_heads(struct config *cfg)
     bool reads = strcmp(cfg->head_policy, "duo") == 0 || strcmp(cfg->head_policy, "razor") == 0;
     h->name = cfg->head_policy;
     h->sparsity = (float)cfg->head_policy_sparsity;
+    if (strcmp(cfg->head_policy, "duo") != 0 && h->sparsity >= 0)
+        return err(ERR_ARG, "--head-policy-sparsity: --head-policy duo alone has one");
     if (reads && h->file == NULL)
         return err(ERR_ARG, "--head-policy %s needs --head-policy-file", h->name);
     if (!reads && h->file != NULL)

@@ -180,6 +180,137 @@ static void every_range_has_two_edges(void)
     ok(takes(n, 128) && !takes(n, 129), "--max-n 128 is the largest there is");
 }
 
+static const char *in_file(const char *text)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/spind-config-%d.json", (int)getpid());
+    FILE *f = fopen(path, "w");
+    fputs(text, f);
+    fclose(f);
+    return path;
+}
+
+static void numbers_have_two_edges(void)
+{
+    static const struct {
+        const char *good[4], *bad[4];
+    } flags[] = {
+        {{"--sparse-budget=1e-6", "--sparse-budget=1", "--sparse-budget=300",
+          "--sparse-budget=1073741824"},
+         {"--sparse-budget=0", "--sparse-budget=-1", "--sparse-budget=1073741825",
+          "--sparse-budget=5%"}},
+        {{"--sparse-top-p=1", "--sparse-top-p=0.001", "--sparse-top-p=.5", "--sparse-top-p=1e-3"},
+         {"--sparse-top-p=0", "--sparse-top-p=1.01", "--sparse-top-p=nan", "--sparse-top-p= 1"}},
+        {{"--miss-threshold=0", "--miss-threshold=1", "--miss-threshold=0.05",
+          "--miss-threshold=5e-2"},
+         {"--miss-threshold=-0.1", "--miss-threshold=1.1", "--miss-threshold=inf",
+          "--miss-threshold=0x1"}},
+        {{"--head-policy-sparsity=0", "--head-policy-sparsity=1", "--head-policy-sparsity=auto",
+          "--head-policy-sparsity=-1"},
+         {"--head-policy-sparsity=-0.5", "--head-policy-sparsity=2",
+          "--head-policy-sparsity=", "--head-policy-sparsity=half"}},
+        {{"--transfer-headroom=0", "--transfer-headroom=100", "--transfer-headroom=0.5",
+          "--transfer-headroom=1.5"},
+         {"--transfer-headroom=-1", "--transfer-headroom=101", "--transfer-headroom=auto",
+          "--transfer-headroom=1e9"}},
+    };
+    struct config c;
+    for (size_t i = 0; i < ARRAY_LEN(flags); i++)
+        for (int k = 0; k < 4; k++) {
+            ok(LOAD(&c, flags[i].good[k], "--head-policy=duo", "--head-policy-file=f") == OK, "%s",
+               flags[i].good[k]);
+            config_fini(&c);
+            fails_saying(LOAD(&c, flags[i].bad[k]), "must be a number", flags[i].bad[k]);
+            config_fini(&c);
+        }
+    fails_saying(LOAD(&c, "--sparse-budget=0"), "must be a number, above 0 to 1073741824",
+                 "the range is told");
+    config_fini(&c);
+}
+
+static void sparse_attention_is_chosen(void)
+{
+    struct config c;
+    loads("no flags", LOAD(&c) == OK);
+    const struct sparse_choice *s = &c.engine.sparse;
+    ok(s->plugin == 0 && s->budget == 0.05f && s->interval == 1 && s->top_p == 1 &&
+           s->miss_threshold == 0 && c.engine.sparse_min_context == 0,
+       "  dense, a budget of 5 %% for who asks");
+    ok(strcmp(c.engine.heads.name, "none") == 0 && c.engine.heads.exempt_layers == 2 &&
+           c.engine.heads.sparsity == -1 && c.engine.heads.file == NULL &&
+           c.engine.heads.sinks == 0 && c.engine.heads.recent == 0,
+       "  no head policy, two layers exempt");
+    ok(c.engine.transfer_headroom == 1 && c.engine.write_behind &&
+           c.engine.record_selection == NULL,
+       "  transfers hide behind steps");
+    config_fini(&c);
+    loads("everything",
+          LOAD(&c, "--sparse", "wave", "--sparse-budget", "0.02", "--sparse-option", "estimate=0.5",
+               "--sparse-option", "outliers=2", "x.gguf", "--sparse-interval=2",
+               "--sparse-top-p=0.9", "--miss-threshold", "0.05", "--sparse-min-context", "4k",
+               "--head-policy", "DUO", "--head-policy-file", "f", "--head-policy-sparsity", "0.25",
+               "--head-policy-sinks=32", "--head-policy-recent=512", "--sparse-exempt-layers=0",
+               "--no-write-behind") == OK);
+    ok(strcmp(sparse_at(s->plugin)->name, "wave") == 0 && s->budget == 0.02f &&
+           s->values[1] == 0.5 && s->values[0] == 2 && s->interval == 2 && s->top_p == 0.9f &&
+           s->miss_threshold == 0.05f && c.engine.sparse_min_context == 4000,
+       "  arrives");
+    ok(strcmp(c.engine.heads.name, "duo") == 0 && strcmp(c.engine.heads.file, "f") == 0 &&
+           c.engine.heads.sparsity == 0.25f && c.engine.heads.sinks == 32 &&
+           c.engine.heads.recent == 512 && c.engine.heads.exempt_layers == 0 &&
+           !c.engine.write_behind,
+       "  the policy of heads too");
+    ok(strcmp(c.engine.model, "x.gguf") == 0, "  an option takes one word, not the model's");
+    config_fini(&c);
+    char *path = (char *)in_file("{\"sparse\": \"wave\", \"sparse-budget\": 0.1, "
+                                 "\"sparse-option\": [\"estimate=0\", \"balance=off\"]}");
+    loads("from a file", LOAD(&c, "--config", path) == OK);
+    ok(s->budget == 0.1f && s->values[1] == 0 && s->values[2] == 0, "  the same");
+    config_fini(&c);
+    unlink(path);
+}
+
+static void sparse_mistakes_are_exact(void)
+{
+    static const struct {
+        const char *a, *b, *text;
+    } bad[] = {
+        {"--sparse=wawe", "--port=1",
+         "--sparse: unknown plug-in \"wawe\"; there are dense, oracle, quest, wave"},
+        {"--sparse=wave", "--sparse-option=estimate",
+         "--sparse-option: estimate: must be name=value"},
+        {"--sparse=wave", "--sparse-option==1", "--sparse-option: =1: must be name=value"},
+        {"--sparse=wave", "--sparse-option=estimate=2",
+         "--sparse-option: estimate must be a number, 0 to 1, got 2"},
+        {"--sparse=quest", "--sparse-option=estimate=1",
+         "--sparse-option: unknown option \"estimate\" of plug-in quest, which has reduce"},
+        {"--sparse=dense", "--sparse-option=estimate=1",
+         "--sparse-option: unknown option \"estimate\" of plug-in dense, which has none"},
+        {"--sparse=wave", "--sparse-option=budget=1",
+         "--sparse-option: budget is no option of a plug-in; it has a flag of its own"},
+        {"--plugin=/nonexistent.so", "--port=1",
+         "--plugin: /nonexistent.so: cannot open shared object file: No such file or directory"},
+        {"--head-policy=duo", "--port=1", "--head-policy duo needs --head-policy-file"},
+        {"--head-policy=razor", "--port=1", "--head-policy razor needs --head-policy-file"},
+        {"--head-policy=streaming", "--head-policy-file=x",
+         "--head-policy-file: --head-policy streaming reads no file"},
+        {"--head-policy=duet", "--port=1",
+         "--head-policy: duet: must be one of none|streaming|duo|razor"},
+        {"--head-policy=razor", "--head-policy-sparsity=0.5",
+         "--head-policy-sparsity: --head-policy duo alone has one"},
+        {"--head-policy-sinks=17", "--port=1", "--head-policy-sinks: 17: must be a multiple of 16"},
+        {"--head-policy-recent=100", "--port=1",
+         "--head-policy-recent: 100: must be a multiple of 16"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        struct config c;
+        status st = LOAD(&c, bad[i].a, bad[i].b);
+        if (!ok(st == ERR_ARG && strcmp(err_text(), bad[i].text) == 0, "%s", bad[i].text))
+            printf("#   got %s\n", st == OK ? "OK" : err_text());
+        config_fini(&c);
+    }
+}
+
 static void mistakes_are_explained(void)
 {
     struct config c;
@@ -207,16 +338,6 @@ static void mistakes_are_explained(void)
     fails_saying(LOAD(&c, "--override-generation-config", "{\"temperature\":3}"), "temperature",
                  "a default out of range");
     config_fini(&c);
-}
-
-static const char *in_file(const char *text)
-{
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/spind-config-%d.json", (int)getpid());
-    FILE *f = fopen(path, "w");
-    fputs(text, f);
-    fclose(f);
-    return path;
 }
 
 static void sources_have_an_order(void)
@@ -357,6 +478,9 @@ int main(void)
     defaults_are_the_limits_promised();
     flags_have_many_spellings();
     every_range_has_two_edges();
+    numbers_have_two_edges();
+    sparse_attention_is_chosen();
+    sparse_mistakes_are_exact();
     mistakes_are_explained();
     sources_have_an_order();
     files_are_checked();
