@@ -1,17 +1,14 @@
 /* The mock backend: tokens without arithmetic, for tests of protocol, scheduling, load and faults.
  *
- * Memory and copies are real, numbers are not. `append` writes one canary per row and KV head (the
- * position itself), in one layer of each block so that load tests measure the server and not page
- * faults, and `attend` looks two of them up: a wrong block table fails the step here as it would
- * spoil the answer on a real backend. Sampled tokens cycle through a range by output
- * position and choice: what a client must receive can be written down beforehand.
+ * Memory and copies are real, numbers are not; what happens to KV is in pages.c. Sampled tokens cycle
+ * through a range by output position and choice: what a client must receive can be written down
+ * beforehand.
  *
  * The made-up distribution of a position: the i-th best token has probability 2^-(i+1). The best is
  * the token of the cycle (or eos_token where eos_every says so), then the cycle goes on, then the
  * rest of the vocabulary in order. Logprobs, ranks, tops and targets all read this one list.
  * Owner: the engine thread. */
-#include "kernels/backend.h"
-#include "kernels/core/hot_set.h"
+#include "kernels/mock/mock.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -22,34 +19,13 @@ struct weight {
     size_t bytes;
 };
 
-struct mock {
-    struct backend base; /* first: a struct backend * is one of these */
-    struct mock_options o;
-    uint32_t n_steps;       /* syncs that ended a step */
-    uint32_t n_sampled;     /* rows since open, for nan_every */
-    uint64_t step_began_us; /* clock at the first operation since the last sync; 0: none */
-    uint32_t probe;         /* moves the canary that attend looks up */
-    status error;           /* sticks until sync */
-    FILE *trace;            /* NULL: none */
-};
-
-static struct mock *mock_of(struct backend *be)
-{
-    return (struct mock *)(void *)be;
-}
-
-static void mock_touch(struct backend *be)
-{
-    struct mock *m = mock_of(be);
-    if (m->step_began_us == 0)
-        m->step_began_us = clock_us();
-}
-
 static void mock_close(struct backend *be)
 {
     struct mock *m = mock_of(be);
     if (m->trace != NULL)
         fclose(m->trace);
+    mock_pages_close(m);
+    mock_select_close(m);
     mem_free(m);
 }
 
@@ -143,229 +119,6 @@ static void mock_linear(struct backend *be, const struct linear_args *a)
 {
     (void)a;
     mock_touch(be);
-}
-
-/* Where row `row` of the lane's page in a block keeps its canary, whatever class and tier. */
-static void *canary_at(const struct kv_memory *kv, uint32_t layer, uint32_t head, block_id b,
-                       uint32_t row)
-{
-    const struct kv_geometry *g = kv->geo;
-    uint32_t class_ = kv_lane(g, layer, head).class_;
-    char *base = (b & BLOCK_IN_DRAM) != 0 ? kv->dram[class_] : kv->hbm[class_];
-    return base + (size_t)(b & ~BLOCK_IN_DRAM) * g->block_bytes[class_] +
-           kv_page_offset(g, layer, head) + (size_t)row * g->head_dim * 2;
-}
-
-/* Blocks of a sequence take turns, so every layer of the arena is used. */
-static bool has_canary(const struct kv_geometry *g, uint32_t layer, uint32_t pos)
-{
-    return pos / g->block_rows % g->layers == layer;
-}
-
-static void append_row(const struct append_args *a, const struct batch_seq *q, uint32_t pos)
-{
-    const struct kv_geometry *g = a->kv->geo;
-    if (!has_canary(g, a->layer, pos))
-        return;
-    for (uint32_t head = 0; head < g->kv_heads; head++) {
-        block_id b = q->blocks[kv_lane(g, a->layer, head).class_][pos / g->block_rows];
-        memcpy(canary_at(a->kv, a->layer, head, b, pos % g->block_rows), &pos, sizeof pos);
-    }
-}
-
-static void mock_append(struct backend *be, const struct append_args *a)
-{
-    mock_touch(be);
-    for (uint32_t s = 0; s < a->n_seqs; s++) {
-        const struct batch_seq *q = &a->seqs[s];
-        for (uint32_t pos = q->first_pos; pos < q->first_pos + q->n_rows; pos++)
-            append_row(a, q, pos);
-    }
-}
-
-static void check_canary(struct mock *m, const struct kv_memory *kv, uint32_t layer, uint32_t head,
-                         block_id b, uint32_t pos)
-{
-    const struct kv_geometry *g = kv->geo;
-    uint32_t found;
-    if (!has_canary(g, layer, pos))
-        return;
-    memcpy(&found, canary_at(kv, layer, head, b, pos % g->block_rows), sizeof found);
-    if (found != pos && m->error == OK)
-        m->error = err(ERR_DEVICE, "mock: layer %u, block %u holds position %u where %u belongs",
-                       layer, b, found, pos);
-}
-
-/* The last position and one other that the rows of a STREAM lane do attend, or any of another. */
-static void check_seq(struct mock *m, const struct attend_args *a, const struct batch_seq *q)
-{
-    const struct kv_geometry *g = a->kv->geo;
-    uint32_t len = q->first_pos + q->n_rows;
-    m->probe = m->probe * 1664525u + 1013904223u; /* Numerical Recipes' generator */
-    uint32_t probe = (uint32_t)(((uint64_t)m->probe * len) >> 32), head = probe % g->kv_heads;
-    uint32_t class_ = kv_lane(g, a->layer, head).class_;
-    const block_id *blocks = q->blocks[class_];
-    check_canary(m, a->kv, a->layer, head, blocks[(len - 1) / g->block_rows], len - 1);
-    if (class_ != LANE_STREAM && !q->planned)
-        check_canary(m, a->kv, a->layer, head, blocks[probe / g->block_rows], probe);
-}
-
-static void mock_attend(struct backend *be, const struct attend_args *a)
-{
-    struct mock *m = mock_of(be);
-    mock_touch(be);
-    for (uint32_t s = 0; s < a->n_seqs; s++)
-        check_seq(m, a, &a->seqs[s]);
-}
-
-/* ---- sparse attention: segments keep their order, records name who they belong to ---- */
-
-static size_t mock_digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d)
-{
-    (void)geo;
-    return digest_offset(d) + 64;
-}
-
-static uint32_t *record_name(const struct kv_memory *kv, const struct digest_desc *d,
-                             uint32_t record, uint32_t lane)
-{
-    char *at = (char *)kv->records + (size_t)record * kv->record_bytes +
-               (size_t)lane * kv->record_lane_bytes;
-    return (uint32_t *)(void *)(at + digest_offset(d));
-}
-
-static void mock_seal(struct backend *be, const struct seal_args *a)
-{
-    struct mock *m = mock_of(be);
-    const struct kv_geometry *g = a->kv->geo;
-    size_t bytes = g->block_bytes[LANE_SPARSE];
-    mock_touch(be);
-    for (uint32_t i = 0; i < SEGMENT_ROWS / g->block_rows; i++) {
-        char *base = a->kv->hbm[LANE_SPARSE];
-        for (uint32_t h = 0; h < g->kv_heads; h++)
-            for (uint32_t layer = 0; layer < g->layers; layer++)
-                if (kv_lane(g, layer, h).class_ == LANE_SPARSE)
-                    check_canary(m, a->kv, layer, h, a->from[i],
-                                 a->segment * SEGMENT_ROWS + i * g->block_rows);
-        if (a->from[i] != a->to[i])
-            memcpy(base + a->to[i] * bytes, base + a->from[i] * bytes, bytes);
-    }
-    for (uint32_t lane = 0; lane < g->n_lanes[LANE_SPARSE]; lane++) {
-        uint32_t *name = record_name(a->kv, &a->desc, a->record, lane);
-        name[0] = a->segment;
-        name[1] = lane;
-    }
-}
-
-static void mock_unpermute(struct backend *be, const struct unpermute_args *a)
-{
-    const struct kv_geometry *g = a->kv->geo;
-    size_t bytes = g->block_bytes[LANE_SPARSE];
-    mock_touch(be);
-    for (uint32_t i = 0; i * g->block_rows < a->n_rows; i++) {
-        bool dram = (a->from[i] & BLOCK_IN_DRAM) != 0;
-        const char *from = dram ? a->kv->dram[LANE_SPARSE] : a->kv->hbm[LANE_SPARSE];
-        memcpy((char *)a->kv->hbm[LANE_SPARSE] + a->to[i] * bytes,
-               from + (a->from[i] & ~BLOCK_IN_DRAM) * bytes, bytes);
-    }
-}
-
-/* Scores are never read: it looks whether the records are the row's own. */
-static void mock_score(struct backend *be, const struct score_args *a)
-{
-    struct mock *m = mock_of(be);
-    const struct kv_geometry *g = a->kv->geo;
-    for (uint32_t i = 0; i < a->n_rows; i++) {
-        for (uint32_t s = 0; s < a->rows[i].n_segments; s++) {
-            struct lane_place p = kv_lane(g, a->layer, s % g->kv_heads);
-            if (p.class_ != LANE_SPARSE)
-                continue;
-            const uint32_t *name = record_name(a->kv, &a->desc, a->rows[i].records[s], p.index);
-            if ((name[0] != s || name[1] != p.index) && m->error == OK)
-                m->error = err(ERR_DEVICE, "mock: record %u is of segment %u, lane %u, not %u, %u",
-                               a->rows[i].records[s], name[0], name[1], s, p.index);
-        }
-    }
-}
-
-/* The sinks' pages and others spread evenly, which wander with the position. */
-static void select_lane(const struct select_args *a, uint32_t i, uint32_t head)
-{
-    const struct kv_geometry *g = a->kv->geo;
-    const struct plan_row *r = &a->rows[i];
-    size_t lane = (size_t)i * g->kv_heads + head;
-    uint32_t sinks = (a->desc.sinks + g->block_rows - 1) / g->block_rows, n = 0;
-    uint32_t rest = r->n_segments * (SEGMENT_ROWS / g->block_rows) - sinks;
-    uint32_t want = r->budget / g->block_rows < rest ? r->budget / g->block_rows : rest;
-    uint32_t *pages = a->pages + lane * a->page_cap, stride = rest / want;
-    while (n < sinks) {
-        a->share[lane * a->page_cap + n] = 1;
-        pages[n] = n;
-        n++;
-    }
-    for (uint32_t k = 0; k < want; k++, n++) {
-        CHECK(n < a->page_cap);
-        pages[n] = sinks + k * stride + (r->pos / 4 + a->layer + head) % stride;
-        a->share[lane * a->page_cap + n] = 1.0f / (float)(k + 1);
-    }
-    a->n_pages[lane] = n;
-    a->n_estimates[lane] = 0;
-}
-
-static void mock_select(struct backend *be, const struct select_args *a)
-{
-    (void)be;
-    for (uint32_t i = 0; i < a->n_rows; i++)
-        for (uint32_t h = 0; h < a->kv->geo->kv_heads; h++)
-            if (kv_lane(a->kv->geo, a->layer, h).class_ == LANE_SPARSE)
-                select_lane(a, i, h);
-}
-
-/* As every backend must: hits and misses by the hot set, fetches that are real copies. */
-static void resolve_spilled(struct mock *m, const struct resolve_args *a, const struct plan_row *r,
-                            uint32_t lane, uint32_t *pages, uint32_t n)
-{
-    const struct kv_geometry *g = a->kv->geo;
-    uint32_t *slots = mem_alloc(n * sizeof *slots);
-    struct hot_fetch *f = mem_alloc(n * sizeof *f);
-    uint32_t n_fetches = hot_touch(r->hot, lane, pages, n, slots, f);
-    size_t block = g->block_bytes[LANE_SPARSE], offset = (size_t)lane * g->page_bytes;
-    for (uint32_t i = 0; i < n_fetches; i++)
-        memcpy((char *)a->kv->hbm[LANE_SPARSE] + f[i].to * block + offset,
-               (const char *)a->kv->dram[LANE_SPARSE] + f[i].from * block + offset, g->page_bytes);
-    for (uint32_t i = 0; i < n; i++) {
-        if (slots[i] == HOT_NO_PAGE && m->error == OK)
-            m->error = err(ERR_DEVICE, "mock: no slot for page %u of a spilled sequence", pages[i]);
-        pages[i] = slots[i] == HOT_NO_PAGE ? 0 : r->hot->slot_blocks[slots[i]];
-    }
-    mem_free(slots);
-    mem_free(f);
-}
-
-static void resolve_lane(struct mock *m, const struct resolve_args *a, uint32_t i, uint32_t head)
-{
-    const struct kv_geometry *g = a->kv->geo;
-    const struct plan_row *r = &a->rows[i];
-    size_t at = (size_t)i * g->kv_heads + head;
-    uint32_t *pages = a->pages + at * a->page_cap, n = a->n_pages[at];
-    uint32_t first = n > 0 ? pages[0] : 0, last = n > 0 ? pages[n - 1] : 0;
-    if (r->hot != NULL)
-        resolve_spilled(m, a, r, kv_lane(g, a->layer, head).index, pages, n);
-    else
-        for (uint32_t k = 0; k < n; k++)
-            pages[k] = r->blocks[pages[k]];
-    if (n == 0)
-        return;
-    check_canary(m, a->kv, a->layer, head, pages[0], first * g->block_rows);
-    check_canary(m, a->kv, a->layer, head, pages[n - 1], last * g->block_rows);
-}
-
-static void mock_resolve(struct backend *be, const struct resolve_args *a)
-{
-    for (uint32_t i = 0; i < a->n_rows; i++)
-        for (uint32_t h = 0; h < a->kv->geo->kv_heads; h++)
-            if (kv_lane(a->kv->geo, a->layer, h).class_ == LANE_SPARSE)
-                resolve_lane(mock_of(be), a, i, h);
 }
 
 /* The made-up distribution: a bijection between tokens and places of the list, best first. */
