@@ -136,8 +136,12 @@ void attention_add(struct attention *at, const struct sparse_instance *pub,
     r->miss_threshold = pub->choice.miss_threshold;
     at->added_with[at->n_rows++] = (struct planned){.in = in, .seq = seq};
     in->stride = max_u32(in->stride, row->n_segments * pub->traits.parts);
-    in->page_cap = max_u32(in->page_cap, attention_page_cap(pub, g, r->budget, row->n_segments));
-    in->estimate_cap = max_u32(in->estimate_cap, r->estimate);
+    uint32_t page_cap = attention_page_cap(pub, g, r->budget, row->n_segments);
+    in->page_cap = max_u32(in->page_cap, page_cap);
+    /* Light misses move from the pages to the estimates, as far as there is room. */
+    uint32_t light = r->miss_threshold > 0 && pub->traits.map == MAP_PAGE ? page_cap : 0;
+    uint32_t parts = row->n_segments * pub->traits.parts;
+    in->estimate_cap = max_u32(in->estimate_cap, min_u32(r->estimate + light, parts));
 }
 
 /* ---- cutting into tiles ---- */
