@@ -1,0 +1,10 @@
+/* The verbs that measure (DESIGN 3): what server/main.c calls for `spind eval` and `spind calibrate`.
+ * They run a model of their own on the calling thread, with progress on the log and results on
+ * stdout, and return an exit status: 0; 1: it failed, and stderr says why; 2: the words were wrong. */
+#ifndef ENGINE_TOOL_TOOL_H
+#define ENGINE_TOOL_TOOL_H
+
+int eval_verb(int argc, char **argv); /* argv: what follows the verb */
+int calibrate_verb(int argc, char **argv);
+
+#endif
