@@ -4,7 +4,8 @@
 #ifndef ENGINE_TOOL_TOOL_H
 #define ENGINE_TOOL_TOOL_H
 
-int eval_verb(int argc, char **argv); /* argv: what follows the verb */
-int calibrate_verb(int argc, char **argv);
+/* argv: what follows the verb. model: the default model's path, or NULL if it is not there. */
+int eval_verb(int argc, char **argv, const char *model);
+int calibrate_verb(int argc, char **argv, const char *model);
 
 #endif
