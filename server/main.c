@@ -3,7 +3,34 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/tool/tool.h"
 #include "server/serve.h"
+
+#include <unistd.h>
+
+/* Where `make serve` puts the default model (configs/setup/model.sh), if it is there. */
+static const char *default_model(const struct outside *out)
+{
+    static char path[4096];
+    const char *cache = out->env("SPIND_CACHE"), *xdg = out->env("XDG_CACHE_HOME");
+    const char *home = out->env("HOME");
+    const char *root = cache ? cache : xdg ? xdg : home ? home : "";
+    snprintf(path, sizeof path, "%s%s/models/SmolLM2-135M-Instruct.Q4_1.gguf", root,
+             cache ? ""
+             : xdg ? "/spind"
+                   : "/.cache/spind");
+    return access(path, R_OK) == 0 ? path : NULL;
+}
+
+static int evaluate_run(int argc, char **argv, const struct outside *out)
+{
+    return eval_verb(argc, argv, default_model(out));
+}
+
+static int calibrate_run(int argc, char **argv, const struct outside *out)
+{
+    return calibrate_verb(argc, argv, default_model(out));
+}
 
 static int version_run(int argc, char **argv, const struct outside *out)
 {
@@ -19,6 +46,8 @@ static const struct verb {
     int (*run)(int argc, char **argv, const struct outside *out); /* argv: what follows the verb */
 } verbs[] = {
     {"serve", "serve a model over the OpenAI API; 'spind MODEL' is the same", serve_run},
+    {"eval", "measure the quality of sparse attention on a model", evaluate_run},
+    {"calibrate", "measure which heads look far back, for --head-policy razor", calibrate_run},
     {"version", "print the version", version_run},
     {"help", "this text", help_run},
 };
@@ -29,7 +58,7 @@ static int help_run(int argc, char **argv, const struct outside *out)
     printf("spind %s: a serving daemon for large language models with long contexts\n\n",
            out->version);
     for (size_t i = 0; i < ARRAY_LEN(verbs); i++)
-        printf("  spind %-8s  %s\n", verbs[i].name, verbs[i].help);
+        printf("  spind %-9s  %s\n", verbs[i].name, verbs[i].help);
     printf("\nspind serve --help lists the options, --help=GROUP some of them.\n");
     return EXIT_OK;
 }

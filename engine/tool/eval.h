@@ -80,6 +80,8 @@ status eval_task(struct eval *e, const struct task *t, struct eval_outcome *outc
 void eval_outcome_row(cJSON *row, const struct eval_outcome *o);
 /* Passkeys at e->depths depths; a row for each setting. */
 status eval_passkey_rows(struct eval *e, cJSON *rows);
+/* Recall of the heaviest rows over e->rows rows behind e->context; a row for each setting. */
+status eval_robustness_rows(struct eval *e, cJSON *rows);
 /* plug-in, options, budget and what it costs, into a row. */
 status eval_setting_row(struct eval *e, cJSON *row, const struct eval_setting *s, uint32_t context);
 
