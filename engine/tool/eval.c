@@ -43,7 +43,9 @@ status eval_open(struct eval *e, uint32_t max_positions)
         return err(ERR_ARG, "--block-size %u: must be 8 or 16", e->block_rows);
     if (e->scratch == NULL)
         e->scratch = token_scratch_create();
-    return eval_run_open(&e->run, &cfg);
+    TRY(eval_run_open(&e->run, &cfg));
+    e->geo = eval_run_memory(e->run)->geo;
+    return OK;
 }
 
 void eval_shut(struct eval *e)
@@ -150,7 +152,7 @@ static status add_choice(struct eval *e, const char *label, uint32_t plugin, con
     snprintf(s->label, sizeof s->label, "%s%s%s", label, options && *options ? " " : "",
              options ? options : "");
     TRY(set_options(&s->choice, options));
-    TRY(sparse_choice_check(&s->choice, eval_run_memory(e->run)->geo, &t));
+    TRY(sparse_choice_check(&s->choice, e->geo, &t));
     e->n_settings++;
     return OK;
 }

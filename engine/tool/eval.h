@@ -28,6 +28,7 @@ struct eval {
     uint32_t seed;
 
     struct eval_run *run;
+    const struct kv_geometry *geo; /* of the run, or of a trace: what options are checked against */
     struct token_scratch *scratch;
     char *text; /* [text_len] read or generated */
     size_t text_len;
