@@ -527,8 +527,9 @@ static void on_prompt(struct choice *ch, const struct msg_prompt *m)
 }
 
 /* The engine could not do it. */
-static void failed(struct call *call, uint32_t reason)
+static void failed(struct call *call, const struct msg_done *m)
 {
+    uint32_t reason = m->reason;
     struct api_error e;
     struct api *a = call->all->api;
     if (reason == DONE_NUMERIC) {
@@ -537,6 +538,9 @@ static void failed(struct call *call, uint32_t reason)
         e.extra_header = "x-should-retry: false\r\n"; /* it would happen again */
     } else if (reason == DONE_DEVICE) {
         error_set(&e, 500, NULL, NULL, "The device failed while it computed this answer.");
+    } else if (reason == DONE_REFUSED && m->text[0] != '\0') { /* this process never can */
+        error_set(&e, 400, "invalid_value", NULL, "This server cannot hold the request: %.*s",
+                  (int)sizeof m->text, m->text);
     } else if (a->draining || reason == DONE_CANCELLED) {
         error_set(&e, 503, "shutting_down", NULL, "The server is shutting down.");
         e.retry_after_s = submit_retry_after(call->all);
@@ -565,7 +569,7 @@ static void on_done(struct calls *c, struct choice *ch, const struct msg_done *m
         if (natural)
             choice_finish(ch, &f);
         else
-            failed(call, m->reason);
+            failed(call, m);
     }
     call_settle(call);
 }

@@ -495,6 +495,60 @@ static void write_blocks(const struct metrics *m, struct writer *w)
     write_one(m, w, "gauge", "spind_kv_table_bytes", "Block tables.", (double)s->table_bytes);
 }
 
+struct state_of {
+    const char *state;
+    uint64_t v;
+};
+
+/* One series per state, under one name. */
+static void write_states(const struct metrics *m, struct writer *w, const char *type,
+                         const char *name, const char *label, const char *help,
+                         const struct state_of *v, size_t n)
+{
+    char text[64];
+    write_head(w, name, type, help);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(text, sizeof text, "%s=\"%s\"", label, v[i].state);
+        write_sample(m, w, name, text, (double)v[i].v);
+    }
+}
+
+#define STATES(type, name, label, help, ...)                                            \
+    write_states(m, w, type, name, label, help, (const struct state_of[]){__VA_ARGS__}, \
+                 ARRAY_LEN(((const struct state_of[]){__VA_ARGS__})))
+
+/* Two tiers and what is attended of them (cache/kv.h and engine/message.h name the terms). */
+static void write_residence(const struct metrics *m, struct writer *w)
+{
+    const struct msg_residence *r = &m->step.residence;
+    STATES("gauge", "spind_kv_sequences", "state", "Sequences by where their KV is.",
+           {"resident", r->resident}, {"spilled", r->spilled}, {"paused", r->paused});
+    STATES("counter", "spind_kv_changes_total", "change", "Changes of where a sequence's KV is.",
+           {"spill", r->spills}, {"restore", r->restores}, {"pause", r->pauses});
+    STATES("counter", "spind_kv_blocks_copied_total", "to",
+           "Whole blocks copied between the tiers.", {"dram", r->moved_down}, {"hbm", r->moved_up});
+    STATES("counter", "spind_hot_pages_total", "outcome",
+           "Selected pages of spilled sequences; light: estimated for being absent.",
+           {"hit", r->page_hits}, {"miss", r->page_misses}, {"light", r->light_misses});
+    STATES("gauge", "spind_kv_metadata_bytes", "what", "Bytes about KV, in use.",
+           {"leaves", r->leaf_bytes}, {"index", r->index_bytes}, {"digests", r->digest_bytes},
+           {"maps", r->map_bytes});
+    STATES("counter", "spind_segments_total", "how", "Segments that became partitions.",
+           {"sealed", r->segments_sealed}, {"found", r->segments_found});
+    write_one(m, w, "counter", "spind_kv_blocks_written_behind_total",
+              "Blocks copied to host memory before it was needed.", (double)r->written_behind);
+    write_one(m, w, "counter", "spind_hot_fetched_bytes_total", "Pages fetched from host memory.",
+              (double)r->fetched_bytes);
+    write_one(m, w, "gauge", "spind_hot_slots", "HBM blocks granted to hot sets.",
+              (double)r->hot_slots);
+    write_one(m, w, "counter", "spind_planned_rows_total", "Rows that attended by plan.",
+              (double)r->planned_rows);
+    write_one(m, w, "counter", "spind_truncated_selections_total",
+              "Selections that did not fit; always 0.", (double)r->truncated_selections);
+}
+
+#undef STATES
+
 static void write_server(const struct metrics *m, const struct api *a, struct writer *w)
 {
     const struct server_stats *s = &a->server;
@@ -579,6 +633,7 @@ void metrics_render(struct metrics *m, const struct api *a, struct writer *out)
     write_histograms(m, out);
     write_http(m, out);
     write_blocks(m, out);
+    write_residence(m, out);
     write_server(m, a, out);
     write_process(m, out);
 }

@@ -80,17 +80,22 @@ void head_policy_best(const float *scores, uint32_t n_lanes, uint32_t n, uint8_t
 
 /* ---- the policies ---- */
 
+static bool is(const struct head_policy_config *c, const char *name)
+{
+    return strcmp(c->name != NULL ? c->name : "none", name) == 0;
+}
+
 static status check(const struct head_policy_config *c)
 {
-    bool duo = strcmp(c->name, "duo") == 0, razor = strcmp(c->name, "razor") == 0;
-    if (!duo && !razor && strcmp(c->name, "none") != 0 && strcmp(c->name, "streaming") != 0)
+    bool duo = is(c, "duo"), razor = is(c, "razor");
+    if (!duo && !razor && !is(c, "none") && !is(c, "streaming"))
         return err(ERR_ARG, "unknown head policy \"%.32s\"; there are none, streaming, duo, razor",
                    c->name);
     if ((duo || razor) && c->file == NULL)
         return err(ERR_ARG, "head policy %s needs a file", c->name);
-    if (!duo && c->sparsity >= 0)
+    if (!duo && c->sparsity > 0)
         return err(ERR_ARG, "a sparsity can be chosen for head policy duo alone, not for %s",
-                   c->name);
+                   c->name == NULL ? "none" : c->name);
     if (!(c->sparsity <= 1))
         return err(ERR_ARG, "the sparsity of a head policy must be 0 to 1, got %g",
                    (double)c->sparsity);
@@ -113,11 +118,11 @@ status head_policy_make(const struct head_policy_config *c, uint32_t layers, uin
     uint32_t n = layers * kv_heads, own_sinks = POLICY_SINKS, own_recent = POLICY_RECENT;
     TRY(check(c));
     memset(classes, LANE_SPARSE, n);
-    if (strcmp(c->name, "streaming") == 0)
+    if (is(c, "streaming"))
         memset(classes, LANE_STREAM, n);
-    else if (strcmp(c->name, "duo") == 0)
+    else if (is(c, "duo"))
         TRY(head_policy_duo(c, layers, kv_heads, classes, &own_sinks, &own_recent));
-    else if (strcmp(c->name, "razor") == 0)
+    else if (is(c, "razor"))
         TRY(head_policy_razor(c, layers, kv_heads, classes, &own_sinks, &own_recent));
     for (uint32_t i = 0; i < n && i / kv_heads < c->exempt_layers; i++)
         if (classes[i] == LANE_SPARSE)

@@ -11,7 +11,7 @@
 #include "kernels/backend.h"
 
 struct head_policy_config {
-    const char *name; /* "none", "streaming", "duo", "razor" */
+    const char *name; /* "none", "streaming", "duo", "razor"; NULL: none */
     const char *file; /* pattern or policy file; NULL where none is needed */
     float sparsity;   /* duo: share of lanes that become STREAM, by rank of their gate; < 0: the
                                file's own (or 0.5) */

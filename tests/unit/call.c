@@ -266,6 +266,58 @@ static void failures_are_statuses_before_the_head_and_events_after(void)
     rig_fini(&g);
 }
 
+static void what_can_never_fit_is_a_400_that_says_why(void)
+{
+    struct rig g;
+    struct exchange x, y;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_open(&y);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\"}");
+    struct msg_done m = {.head = {MSG_DONE, sizeof m},
+                         .id = g.ids[0],
+                         .reason = DONE_REFUSED,
+                         .text = "40 blocks; raise --kv-hbm"};
+    calls_event(&g.a, &m.head);
+    calls_flush(&g.a);
+    ok(x.status == 400 &&
+           strstr(x.bytes.p, "\"message\":\"This server cannot hold the request: 40 blocks; raise "
+                             "--kv-hbm\",\"type\":\"invalid_request_error\""),
+       "refused with a reason: 400");
+    rig_start(&g, &y, REQUEST_COMPLETION, "{\"prompt\":\"ab\"}");
+    rig_done(&g, g.ids[1], DONE_REFUSED, 0, 0);
+    calls_flush(&g.a);
+    ok(y.status == 503 && strstr(y.bytes.p, "server_overloaded"), "without one: 503, come again");
+    rig_close(&x);
+    rig_close(&y);
+    rig_fini(&g);
+}
+
+/* Nothing degrades silently: DESIGN 9. */
+static void estimated_pages_are_told_in_usage(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    rig_open(&x);
+    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"max_tokens\":3}");
+    for (uint32_t i = 0; i < 3; i++) {
+        struct msg_token m = {.head = {MSG_TOKEN, sizeof m},
+                              .id = g.ids[0],
+                              .token = 'a' + i,
+                              .index = i,
+                              .n_light_misses = i * 5};
+        calls_event(&g.a, &m.head);
+    }
+    rig_done(&g, g.ids[0], DONE_LENGTH, 0, 3);
+    calls_flush(&g.a);
+    if (!ok(strstr(x.bytes.p, "\"total_tokens\":5,\"sparse_details\":{\"estimated_pages\":15}}"),
+            "pages estimated for being absent are told in usage"))
+        printf("#   %s\n", x.bytes.p);
+    rig_close(&x);
+    rig_fini(&g);
+}
+
 static void a_client_that_leaves_is_never_touched_again(void)
 {
     struct rig g;
@@ -604,6 +656,8 @@ int main(void)
     choices_are_numbered_prompt_by_prompt();
     echo_with_logprobs_begins_with_the_prompt();
     failures_are_statuses_before_the_head_and_events_after();
+    what_can_never_fit_is_a_400_that_says_why();
+    estimated_pages_are_told_in_usage();
     a_client_that_leaves_is_never_touched_again();
     the_queue_is_bounded();
     memory_for_answers_is_bounded();

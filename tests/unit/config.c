@@ -452,6 +452,17 @@ static void the_explained_file_is_complete(void)
             ok(0, "%s is explained", options_table[i].name);
 }
 
+static void models_have_defaults_of_their_own(void)
+{
+    struct config c;
+    loads("configs/models/smollm2-135m-instruct.json",
+          LOAD(&c, "--config", "configs/models/smollm2-135m-instruct.json") == OK);
+    ok(strcmp(sparse_at(c.engine.sparse.plugin)->name, "wave") == 0 && c.block_rows == 8 &&
+           c.engine.sparse.budget > 0 && c.engine.sparse.budget <= 1,
+       "chooses a plug-in, a page and a budget");
+    config_fini(&c);
+}
+
 static void no_name_is_taken_twice(void)
 {
     uint32_t bad = 0;
@@ -486,6 +497,7 @@ int main(void)
     files_are_checked();
     secrets_stay_secret();
     the_explained_file_is_complete();
+    models_have_defaults_of_their_own();
     no_name_is_taken_twice();
     return tap_done();
 }

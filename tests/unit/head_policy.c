@@ -73,6 +73,8 @@ static void names_alone(void)
     ok(make((struct head_policy_config){"streaming", NULL, -1, 2, 16, 1024}) == OK && sinks == 16 &&
            recent == 1024,
        "or as asked");
+    ok(make((struct head_policy_config){0}) == OK, "zeros");
+    classes_are("SSSSSSSSSSSS", "  are no policy");
     fails((struct head_policy_config){"duet", NULL, -1, 2, 0, 0}, ERR_ARG,
           "unknown head policy \"duet\"; there are none, streaming, duo, razor", "unknown");
     fails((struct head_policy_config){"duo", NULL, -1, 2, 0, 0}, ERR_ARG,

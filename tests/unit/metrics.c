@@ -171,6 +171,24 @@ static void steps_become_counters_and_gauges(struct rig *g)
     has(g, "spind_kv_blocks{engine=\"0\",model_name=\"m\",tier=\"hbm\",state=\"cached\"} 25.0",
         "blocks by tier and state");
     has(g, "vllm:num_preemptions_total" L " 2.0", "preemptions");
+    s.residence = (struct msg_residence){.spilled = 3,
+                                         .moved_down = 70,
+                                         .page_hits = 900,
+                                         .light_misses = 5,
+                                         .leaf_bytes = 4096,
+                                         .segments_found = 2,
+                                         .planned_rows = 12,
+                                         .hot_slots = 64};
+    metrics_step(g->a.metrics, &s);
+#define M "engine=\"0\",model_name=\"m\","
+    has(g, "spind_kv_sequences{" M "state=\"spilled\"} 3.0", "sequences by where they are");
+    has(g, "spind_kv_blocks_copied_total{" M "to=\"dram\"} 70.0", "blocks copied");
+    has(g, "spind_hot_pages_total{" M "outcome=\"hit\"} 900.0", "hits of hot sets");
+    has(g, "spind_hot_pages_total{" M "outcome=\"light\"} 5.0", "light misses");
+    has(g, "spind_kv_metadata_bytes{" M "what=\"leaves\"} 4096.0", "bytes of leaves");
+    has(g, "spind_segments_total{" M "how=\"found\"} 2.0", "segments found sealed");
+    has(g, "spind_planned_rows_total" L " 12.0", "rows by plan");
+    has(g, "spind_hot_slots" L " 64.0", "slots granted");
 }
 
 int main(void)

@@ -1,0 +1,89 @@
+"""Sparse attention as clients and operators ask for it: the request's "sparse", flags that are wrong, and a
+plug-in of somebody else's, loaded into the real daemon."""
+import json
+import os
+import subprocess
+
+import _server
+from _server import BUILD, clean_env, done, equal, ok
+from _spind import PATIENCE, ask, complete, mock, settles, CHAT, COMPLETION
+
+PLUGINS = os.path.join(BUILD, "tests", "plugin")
+SIGNS = os.path.join(PLUGINS, "signs.so")
+KNOWN = "dense, oracle, quest, wave"
+
+
+def refused(server, fields, param, code, message):
+    for path, body in ((COMPLETION, {"prompt": "hello"}), (CHAT, {"messages": [{"role": "user", "content": "hi"}]})):
+        got = ask(server, path, {**body, "max_tokens": 2, "sparse": fields})
+        want = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        equal((got.status, got.error), (400, want), f"{path}: {json.dumps(fields)}")
+
+
+def requests_are_checked():
+    server = mock("--sparse", "wave", "--sparse-budget", "0.1", "--sparse-option", "estimate=0.5", "--plugin", SIGNS)
+    others = KNOWN + ", signs"
+    refused(server, {"plugin": "wawe"}, "sparse.plugin", "invalid_value",
+            f'sparse.plugin: unknown plug-in "wawe"; there are {others}.')
+    refused(server, {"estimat": 1}, "sparse.estimat", "unknown_parameter",
+            'sparse: unknown option "estimat" of plug-in wave, which has outliers, estimate, balance, coarse_group, coarse_open, '
+            "reduce, and with every plug-in budget, interval, top_p, miss_threshold and min_context.")
+    refused(server, {"budget": 0}, "sparse.budget", "invalid_value",
+            "sparse.budget must be a share of the context, above 0 to 1, or more than 1: a number of rows, at most 1073741824; got 0.")
+    refused(server, {"budget": "a lot"}, "sparse.budget", "invalid_type", "`sparse.budget` must be a number.")
+    refused(server, {"estimate": 2}, "sparse.estimate", "invalid_value", "sparse.estimate must be a number, 0 to 1, got 2.")
+    refused(server, {"balance": 1}, "sparse.balance", "invalid_type", "`sparse.balance` must be a boolean.")
+    refused(server, {"reduce": "max"}, "sparse.reduce", "invalid_value",
+            "sparse.reduce must be one of max_prob|sum_prob|mean_raw|max_raw, got max.")
+    refused(server, {"plugin": "signs", "sinks": 4096}, "sparse.sinks", "invalid_value",
+            "sparse.sinks must be a whole number, 0 to 1024, got 4096.")
+    refused(server, {"plugin": "signs", "miss_threshold": 0.1}, "sparse", "invalid_value",
+            "sparse: miss_threshold must be 0 with plug-in signs, got 0.1: it keeps nothing from which a page could be estimated.")
+    refused(server, "wave", "sparse", "invalid_type", "`sparse` must be an object.")
+    for fields in ({}, None, {"plugin": "dense"}, {"plugin": "quest", "budget": 64, "reduce": "sum_prob"}, {"plugin": "signs", "sinks": 32},
+                   {"budget": 0.02, "interval": 1, "top_p": 1, "miss_threshold": 0, "estimate": 0.25, "min_context": 0}):
+        got = complete(server, "hello", max_tokens=2, sparse=fields)
+        ok(got.status == 200, f"served: {json.dumps(fields)}", got)
+    settles(server, "and nothing is left")
+    server.stop()
+    server = mock()
+    refused(server, {"budget": 0.05}, "sparse.budget", "invalid_value",
+            f"sparse.budget has no effect with plug-in dense, the server's; sparse.plugin may be one of {KNOWN}.")
+    server.stop()
+
+
+def flags_are_checked():
+    def so(name):
+        return os.path.join(PLUGINS, f"bad-{name}.so")
+
+    wrong = [
+        (["--sparse", "wawe"], f'--sparse: unknown plug-in "wawe"; there are {KNOWN}'),
+        (["--sparse", "quest", "--sparse-option", "estimate=1"],
+         '--sparse-option: unknown option "estimate" of plug-in quest, which has reduce'),
+        (["--sparse", "wave", "--sparse-option", "outliers=3"], "--sparse-option: outliers must be a whole number, 0 to 2, got 3"),
+        (["--sparse-budget", "0"], "--sparse-budget: 0: must be a number, above 0 to 1073741824"),
+        (["--plugin", "/nonexistent.so"], "--plugin: /nonexistent.so: cannot open shared object file: No such file or directory"),
+        (["--plugin", so("symbol")], f"--plugin: {so('symbol')}: no symbol spind_sparse_plugin: not a plug-in of spind"),
+        (["--plugin", so("abi")], f"--plugin: {so('abi')}: made for plug-in ABI 7; this spind has 1"),
+        (["--plugin", so("taken")], f"--plugin: {so('taken')}: there is a plug-in quest already"),
+        (["--plugin", SIGNS, "--plugin", SIGNS], f"--plugin: {SIGNS}: there is a plug-in signs already"),
+        (["--plugin", so("score")], f"--plugin: {so('score')}: plug-in bad lacks score"),
+        (["--head-policy", "duo"], "--head-policy duo needs --head-policy-file"),
+    ]
+    for args, text in wrong:
+        p = subprocess.run([_server.BINARY, "serve", "--device", "mock", "--port", "0", *args], capture_output=True, text=True,
+                           timeout=PATIENCE, env=clean_env())
+        equal((p.returncode, p.stderr), (2, f"spind: {text}\n"), " ".join(args))
+    p = subprocess.run([_server.BINARY, "serve", "--device", "mock", "--port", "0", "--sparse", "wave", "--sparse-option", "coarse_group=5"],
+                       capture_output=True, text=True, timeout=PATIENCE, env=clean_env())
+    ok(p.returncode == 1 and "cannot serve: coarse_group must be 0, 4, 8, 16 or 32, got 5" in p.stderr,
+       "what only the model can tell ends the start with 1", p.stderr)
+
+
+def main():
+    requests_are_checked()
+    flags_are_checked()
+    done()
+
+
+main()
