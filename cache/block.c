@@ -1,145 +1,194 @@
-/* Block records and their two lists (cache/block.h). Free blocks are used again last in, first
- * out, so that a small working set stays small; cached ones queue up oldest first. */
+/* Places, block records and their lists (cache/block.h). */
 #include "cache/block.h"
 
-static void list_append(struct block_tier *t, struct block_list *l, block_id id)
-{
-    struct block *b = &t->all[id];
-    b->prev = l->last;
-    b->next = BLOCK_NONE;
-    if (l->last == BLOCK_NONE)
-        l->first = id;
-    else
-        t->all[l->last].next = id;
-    l->last = id;
-    l->n++;
-}
+/* ---- places ---- */
 
-static void list_prepend(struct block_tier *t, struct block_list *l, block_id id)
-{
-    struct block *b = &t->all[id];
-    b->prev = BLOCK_NONE;
-    b->next = l->first;
-    if (l->first == BLOCK_NONE)
-        l->last = id;
-    else
-        t->all[l->first].prev = id;
-    l->first = id;
-    l->n++;
-}
-
-static void list_remove(struct block_tier *t, struct block_list *l, block_id id)
-{
-    struct block *b = &t->all[id];
-    CHECK(l->n > 0);
-    if (b->prev == BLOCK_NONE)
-        l->first = b->next;
-    else
-        t->all[b->prev].next = b->next;
-    if (b->next == BLOCK_NONE)
-        l->last = b->prev;
-    else
-        t->all[b->next].prev = b->prev;
-    b->prev = b->next = BLOCK_NONE;
-    l->n--;
-}
-
-status block_tier_init(struct block_tier *t, struct backend *be, uint32_t n, size_t block_bytes)
+status places_init(struct places *p, struct backend *be, uint32_t n, size_t unit_bytes)
 {
     size_t bytes;
-    *t = (struct block_tier){.be = be,
-                             .block_bytes = block_bytes,
-                             .n = n,
-                             .free = {BLOCK_NONE, BLOCK_NONE, 0},
-                             .cached = {BLOCK_NONE, BLOCK_NONE, 0}};
+    *p = (struct places){.be = be, .unit_bytes = unit_bytes, .n = n};
     if (n == 0)
         return OK;
-    if (__builtin_mul_overflow((size_t)n, block_bytes, &bytes))
+    if (__builtin_mul_overflow((size_t)n, unit_bytes, &bytes))
         return err(ERR_MEMORY, "%u blocks of %zu bytes are more than an address can name", n,
-                   block_bytes);
-    t->all = mem_try_alloc((size_t)n * sizeof(*t->all));
-    if (t->all == NULL)
-        return err(ERR_MEMORY, "no memory for the records of %u blocks", n);
-    t->arena = be->ops->alloc(be, bytes);
-    if (t->arena == NULL) {
-        block_tier_fini(t);
+                   unit_bytes);
+    p->free = mem_try_alloc((size_t)n * sizeof(*p->free));
+    if (p->free == NULL)
+        return err(ERR_MEMORY, "no memory for the list of %u blocks", n);
+    p->arena = be->ops->alloc(be, bytes);
+    if (p->arena == NULL) {
+        places_fini(p);
         return ERR_MEMORY; /* the backend has said why */
     }
-    for (block_id id = 0; id < n; id++) {
-        t->all[id].node = BLOCK_NONE;
-        list_append(t, &t->free, id);
+    while (p->n_free < n) {
+        p->free[p->n_free] = n - 1 - p->n_free;
+        p->n_free++;
     }
     return OK;
 }
 
-void block_tier_fini(struct block_tier *t)
+void places_fini(struct places *p)
 {
-    if (t->arena != NULL)
-        t->be->ops->free(t->be, t->arena, (size_t)t->n * t->block_bytes);
-    mem_free(t->all);
-    *t = (struct block_tier){0};
+    if (p->arena != NULL)
+        p->be->ops->free(p->be, p->arena, (size_t)p->n * p->unit_bytes);
+    mem_free(p->free);
+    *p = (struct places){0};
 }
 
-static bool move_is_legal(enum block_state from, enum block_state to)
+block_id places_take(struct places *p)
 {
-    static const unsigned char to_of[] = {
-        [BLOCK_FREE] = 1 << BLOCK_ACTIVE | 1 << BLOCK_CACHED, /* taken; copied down into */
-        [BLOCK_ACTIVE] = 1 << BLOCK_FREE | 1 << BLOCK_CACHED, /* last reader left */
-        [BLOCK_CACHED] = 1 << BLOCK_FREE | 1 << BLOCK_ACTIVE  /* evicted; hit */
-                         | 1 << BLOCK_PINNED,                 /* hit in DRAM */
-        [BLOCK_PINNED] = 1 << BLOCK_FREE | 1 << BLOCK_CACHED, /* copied up; no room above */
-    };
-    return (to_of[from] >> to & 1) != 0;
+    return p->n_free > 0 ? p->free[--p->n_free] : BLOCK_NONE;
 }
 
-void block_move(struct block_tier *t, block_id id, enum block_state from, enum block_state to)
+void places_give(struct places *p, block_id id)
 {
-    CHECK(id < t->n);
-    struct block *b = &t->all[id];
-    CHECK(b->state == from);
-    CHECK(move_is_legal(from, to));
-    CHECK(b->refs == 0);
-    CHECK(to != BLOCK_FREE || b->node == BLOCK_NONE);
-
-    if (from == BLOCK_FREE)
-        list_remove(t, &t->free, id);
-    if (from == BLOCK_CACHED)
-        list_remove(t, &t->cached, id);
-    b->state = to;
-    if (to == BLOCK_FREE)
-        list_prepend(t, &t->free, id);
-    if (to == BLOCK_CACHED)
-        list_append(t, &t->cached, id);
+    CHECK(id < p->n && p->n_free < p->n);
+    p->free[p->n_free++] = id;
 }
 
-static void audit_list(const struct block_tier *t, const struct block_list *l,
-                       enum block_state state)
+/* ---- lists ---- */
+
+void block_list_append(struct blocks *bs, struct block_list *l, enum block_link kind, uint32_t id)
+{
+    struct block *b = &bs->all[id];
+    CHECK((b->on >> kind & 1) == 0);
+    b->on = (uint8_t)(b->on | 1u << kind);
+    b->link[kind] = (struct block_neighbours){l->last, BLOCK_NONE};
+    if (l->last == BLOCK_NONE)
+        l->first = id;
+    else
+        bs->all[l->last].link[kind].next = id;
+    l->last = id;
+    l->n++;
+}
+
+static void list_prepend(struct blocks *bs, struct block_list *l, enum block_link kind, uint32_t id)
+{
+    struct block *b = &bs->all[id];
+    CHECK((b->on >> kind & 1) == 0);
+    b->on = (uint8_t)(b->on | 1u << kind);
+    b->link[kind] = (struct block_neighbours){BLOCK_NONE, l->first};
+    if (l->first == BLOCK_NONE)
+        l->last = id;
+    else
+        bs->all[l->first].link[kind].prev = id;
+    l->first = id;
+    l->n++;
+}
+
+void block_list_remove(struct blocks *bs, struct block_list *l, enum block_link kind, uint32_t id)
+{
+    struct block *b = &bs->all[id];
+    struct block_neighbours at = b->link[kind];
+    CHECK((b->on >> kind & 1) == 1 && l->n > 0);
+    *(at.prev == BLOCK_NONE ? &l->first : &bs->all[at.prev].link[kind].next) = at.next;
+    *(at.next == BLOCK_NONE ? &l->last : &bs->all[at.next].link[kind].prev) = at.prev;
+    b->on = (uint8_t)(b->on & ~(1u << kind));
+    l->n--;
+}
+
+/* ---- records ---- */
+
+status blocks_init(struct blocks *bs, uint32_t n)
+{
+    const struct block_list empty = {BLOCK_NONE, BLOCK_NONE, 0};
+    *bs = (struct blocks){.n = n, .twins = empty, .streams = {empty, empty}};
+    for (int i = 0; i < BLOCK_STATES; i++)
+        bs->in[i] = empty;
+    bs->all = mem_try_alloc((size_t)n * sizeof(*bs->all));
+    if (bs->all == NULL)
+        return err(ERR_MEMORY, "no memory for the records of %u blocks", n);
+    for (uint32_t id = 0; id < n; id++) {
+        struct block *b = &bs->all[id];
+        b->node = b->group = b->before = b->record = BLOCK_NONE;
+        for (int c = 0; c < LANE_CLASSES; c++)
+            b->at[c][TIER_HBM] = b->at[c][TIER_DRAM] = BLOCK_NONE;
+        block_list_append(bs, &bs->in[BLOCK_FREE], LINK_STATE, id);
+    }
+    return OK;
+}
+
+void blocks_fini(struct blocks *bs)
+{
+    mem_free(bs->all);
+    *bs = (struct blocks){0};
+}
+
+uint32_t block_next(const struct blocks *bs)
+{
+    CHECK(bs->in[BLOCK_FREE].n > 0);
+    return bs->in[BLOCK_FREE].first;
+}
+
+static void check_empty(const struct block *b)
+{
+    CHECK(b->refs == 0 && b->pins == 0 && b->on == 0);
+    CHECK(b->node == BLOCK_NONE && b->group == BLOCK_NONE && b->before == BLOCK_NONE &&
+          b->record == BLOCK_NONE);
+    for (int c = 0; c < LANE_CLASSES; c++)
+        for (int t = 0; t < TIERS; t++)
+            CHECK(b->at[c][t] == BLOCK_NONE && b->need[c][t] == 0);
+}
+
+void block_move(struct blocks *bs, uint32_t id, enum block_state to)
+{
+    CHECK(id < bs->n);
+    struct block *b = &bs->all[id];
+    enum block_state from = (enum block_state)b->state;
+    if (from == to)
+        return;
+    CHECK(from != BLOCK_FREE || to == BLOCK_ACTIVE); /* what is taken has a reader first */
+    if (from != BLOCK_ACTIVE)
+        block_list_remove(bs, &bs->in[from], LINK_STATE, id);
+    b->state = (uint8_t)to;
+    if (to == BLOCK_FREE) {
+        check_empty(b);
+        b->form = FORM_PLAIN;
+        b->keeps_stream = b->sealed = false;
+        list_prepend(bs, &bs->in[to], LINK_STATE, id);
+    } else if (to != BLOCK_ACTIVE) {
+        CHECK(b->refs == 0 && b->pins == 0 && b->node != BLOCK_NONE);
+        block_list_append(bs, &bs->in[to], LINK_STATE, id);
+    }
+}
+
+/* Calls nothing: what stands on a list is counted, and must be what the list is for. */
+static void audit_list(const struct blocks *bs, const struct block_list *l, enum block_link kind)
 {
     uint32_t n = 0, prev = BLOCK_NONE;
-    for (block_id id = l->first; id != BLOCK_NONE; id = t->all[id].next) {
-        CHECK(n++ < t->n); /* or the list is a ring */
-        CHECK(t->all[id].state == state);
-        CHECK(t->all[id].prev == prev);
+    for (uint32_t id = l->first; id != BLOCK_NONE; id = bs->all[id].link[kind].next) {
+        CHECK(n++ < bs->n); /* or the list is a ring */
+        CHECK(bs->all[id].on >> kind & 1);
+        CHECK(bs->all[id].link[kind].prev == prev);
+        if (kind == LINK_STATE)
+            CHECK(l == &bs->in[bs->all[id].state]);
         prev = id;
     }
     CHECK(l->last == prev);
     CHECK(l->n == n);
 }
 
-void block_audit(const struct block_tier *t)
+void blocks_audit(const struct blocks *bs)
 {
-    uint32_t n_in[4] = {0};
-    for (block_id id = 0; id < t->n; id++) {
-        const struct block *b = &t->all[id];
-        CHECK(b->state <= BLOCK_PINNED);
+    uint32_t n_in[BLOCK_STATES] = {0}, n_on[LINKS] = {0};
+    for (uint32_t id = 0; id < bs->n; id++) {
+        const struct block *b = &bs->all[id];
+        CHECK(b->state < BLOCK_STATES);
         n_in[b->state]++;
-        CHECK((b->refs > 0) == (b->state == BLOCK_ACTIVE));
-        CHECK(b->state != BLOCK_FREE || b->node == BLOCK_NONE);
-        CHECK(b->state != BLOCK_CACHED || b->node != BLOCK_NONE);
+        for (int k = 0; k < LINKS; k++)
+            n_on[k] += b->on >> k & 1;
+        CHECK((b->state == BLOCK_ACTIVE) == (b->refs > 0 || b->pins > 0));
+        if (b->state == BLOCK_FREE)
+            CHECK(b->node == BLOCK_NONE && b->refs == 0);
     }
-    CHECK(n_in[BLOCK_FREE] == t->free.n);
-    CHECK(n_in[BLOCK_CACHED] == t->cached.n);
-    CHECK(n_in[BLOCK_PINNED] == 0); /* only inside kv_seq_open */
-    audit_list(t, &t->free, BLOCK_FREE);
-    audit_list(t, &t->cached, BLOCK_CACHED);
+    for (int i = 0; i < BLOCK_STATES; i++) {
+        CHECK(i == BLOCK_ACTIVE || n_in[i] == bs->in[i].n);
+        audit_list(bs, &bs->in[i], LINK_STATE);
+    }
+    CHECK(n_on[LINK_STATE] + n_in[BLOCK_ACTIVE] == bs->n);
+    CHECK(n_on[LINK_TWIN] == bs->twins.n);
+    CHECK(n_on[LINK_STREAM] == bs->streams[TIER_HBM].n + bs->streams[TIER_DRAM].n);
+    audit_list(bs, &bs->twins, LINK_TWIN);
+    audit_list(bs, &bs->streams[TIER_HBM], LINK_STREAM);
+    audit_list(bs, &bs->streams[TIER_DRAM], LINK_STREAM);
 }

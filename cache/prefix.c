@@ -55,24 +55,21 @@ static void sip_finish(struct sip *s, uint64_t out[2])
     out[1] = s->v0 ^ s->v1 ^ s->v2 ^ s->v3;
 }
 
-void prefix_root(const struct prefix *p, const uint64_t salt[2], uint64_t out[2])
+/* The hash after block_rows more tokens. */
+static void hash_next(const struct prefix *p, const struct prefix_root *root, uint32_t parent,
+                      const uint32_t *tokens, uint64_t out[2])
 {
     struct sip s = sip_start(p->secret);
-    sip_word(&s, salt[0]);
-    sip_word(&s, salt[1]);
-    sip_word(&s, p->layout_id);
-    sip_finish(&s, out);
-    out[0] &= p->hash_mask[0];
-    out[1] &= p->hash_mask[1];
-}
-
-void prefix_next(const struct prefix *p, const uint64_t before[2], const uint32_t *tokens,
-                 uint64_t out[2])
-{
-    struct sip s = sip_start(p->secret);
-    sip_word(&s, before[0]);
-    sip_word(&s, before[1]);
-    /* Every message of one process has the same length, so none is a prefix of another. */
+    if (parent == BLOCK_NONE) {
+        sip_word(&s, root->salt[0]);
+        sip_word(&s, root->salt[1]);
+        sip_word(&s, root->layout);
+    } else {
+        sip_word(&s, p->nodes[parent].hash[0]);
+        sip_word(&s, p->nodes[parent].hash[1]);
+    }
+    /* Messages have one of two lengths, and the longer ones are those at a root, whose match
+     * compares salt and layout: that neither is a prefix of the other costs at most a miss. */
     for (uint32_t i = 0; i < p->block_rows; i += 2)
         sip_word(&s, tokens[i] | (uint64_t)tokens[i + 1] << 32);
     sip_finish(&s, out);
@@ -108,8 +105,7 @@ status prefix_init(struct prefix *p, const struct prefix_config *cfg)
                          .n_buckets = buckets_for(cfg->n_nodes),
                          .free = BLOCK_NONE,
                          .block_rows = cfg->block_rows,
-                         .secret = {cfg->secret[0], cfg->secret[1]},
-                         .layout_id = cfg->layout_id};
+                         .secret = {cfg->secret[0], cfg->secret[1]}};
     set_hash_bits(p, cfg->hash_bits);
     p->nodes = mem_try_alloc((size_t)p->n_nodes * sizeof(*p->nodes));
     p->tokens = mem_try_alloc((size_t)p->n_nodes * p->block_rows * sizeof(*p->tokens));
@@ -151,89 +147,142 @@ static const uint32_t *tokens_of(const struct prefix *p, uint32_t node)
     return p->tokens + (size_t)node * p->block_rows;
 }
 
-static bool matches(const struct prefix *p, uint32_t node, const struct prefix_key *key)
+static bool same_root(const struct prefix_root *a, const struct prefix_root *b)
 {
-    const struct prefix_node *nd = &p->nodes[node];
-    return nd->hash[0] == key->hash[0] && nd->hash[1] == key->hash[1] &&
-           nd->parent == key->parent && nd->salt[0] == key->salt[0] &&
-           nd->salt[1] == key->salt[1] &&
-           memcmp(tokens_of(p, node), key->tokens, p->block_rows * sizeof(*key->tokens)) == 0;
+    return a->salt[0] == b->salt[0] && a->salt[1] == b->salt[1] && a->layout == b->layout;
 }
 
-uint32_t prefix_find(const struct prefix *p, const struct prefix_key *key)
+static uint32_t find_hashed(const struct prefix *p, const struct prefix_root *root, uint32_t parent,
+                            const uint32_t *tokens, const uint64_t hash[2])
 {
-    uint32_t node = *bucket_of(p, key->hash);
-    while (node != BLOCK_NONE && !matches(p, node, key))
-        node = p->nodes[node].next;
-    return node;
+    for (uint32_t n = *bucket_of(p, hash); n != BLOCK_NONE; n = p->nodes[n].next) {
+        const struct prefix_node *nd = &p->nodes[n];
+        if (nd->hash[0] == hash[0] && nd->hash[1] == hash[1] && nd->parent == parent &&
+            same_root(&nd->root, root) &&
+            memcmp(tokens_of(p, n), tokens, p->block_rows * sizeof(*tokens)) == 0)
+            return n;
+    }
+    return BLOCK_NONE;
 }
 
-uint32_t prefix_add(struct prefix *p, const struct prefix_key *key, uint32_t tier, block_id block)
+uint32_t prefix_find(const struct prefix *p, const struct prefix_root *root, uint32_t parent,
+                     const uint32_t *tokens)
 {
-    uint32_t node = p->free;
-    CHECK(node != BLOCK_NONE); /* a node holds a block, and there are as many of both */
+    uint64_t hash[2];
+    hash_next(p, root, parent, tokens, hash);
+    return find_hashed(p, root, parent, tokens, hash);
+}
+
+static void link_child(struct prefix *p, uint32_t node)
+{
+    struct prefix_node *nd = &p->nodes[node];
+    if (nd->parent == BLOCK_NONE)
+        return;
+    struct prefix_node *up = &p->nodes[nd->parent];
+    nd->next_sibling = up->first_child;
+    if (up->first_child != BLOCK_NONE)
+        p->nodes[up->first_child].prev_sibling = node;
+    up->first_child = node;
+}
+
+uint32_t prefix_make(struct prefix *p, const struct prefix_root *root, uint32_t parent,
+                     const uint32_t *tokens)
+{
+    uint64_t hash[2];
+    hash_next(p, root, parent, tokens, hash);
+    uint32_t node = find_hashed(p, root, parent, tokens, hash);
+    if (node != BLOCK_NONE)
+        return node;
+    node = p->free;
+    CHECK(node != BLOCK_NONE);
     struct prefix_node *nd = &p->nodes[node];
     CHECK(!nd->used);
     p->free = nd->next;
     p->n_used++;
 
-    uint32_t *bucket = bucket_of(p, key->hash);
-    *nd = (struct prefix_node){.hash = {key->hash[0], key->hash[1]},
-                               .salt = {key->salt[0], key->salt[1]},
-                               .parent = key->parent,
-                               .tier = tier,
-                               .block = block,
+    uint32_t *bucket = bucket_of(p, hash);
+    *nd = (struct prefix_node){.hash = {hash[0], hash[1]},
+                               .root = *root,
+                               .parent = parent,
+                               .first_child = BLOCK_NONE,
+                               .next_sibling = BLOCK_NONE,
+                               .prev_sibling = BLOCK_NONE,
+                               .plain = BLOCK_NONE,
+                               .group = BLOCK_NONE,
                                .next = *bucket,
-                               .used = true};
+                               .used = true,
+                               .linked = true};
     *bucket = node;
-    memcpy(p->tokens + (size_t)node * p->block_rows, key->tokens,
-           p->block_rows * sizeof(*key->tokens));
-    if (key->parent != BLOCK_NONE)
-        p->nodes[key->parent].n_children++;
+    memcpy(p->tokens + (size_t)node * p->block_rows, tokens, p->block_rows * sizeof(*tokens));
+    link_child(p, node);
     return node;
 }
 
-void prefix_remove(struct prefix *p, uint32_t node)
+static void unlink_child(struct prefix *p, uint32_t node)
 {
     struct prefix_node *nd = &p->nodes[node];
-    CHECK(nd->used);
-    CHECK(nd->n_children == 0); /* or the children could never be found again */
-    if (nd->parent != BLOCK_NONE) {
-        CHECK(p->nodes[nd->parent].n_children > 0);
-        p->nodes[nd->parent].n_children--;
-    }
+    if (nd->parent == BLOCK_NONE)
+        return;
+    if (nd->prev_sibling != BLOCK_NONE)
+        p->nodes[nd->prev_sibling].next_sibling = nd->next_sibling;
+    else
+        p->nodes[nd->parent].first_child = nd->next_sibling;
+    if (nd->next_sibling != BLOCK_NONE)
+        p->nodes[nd->next_sibling].prev_sibling = nd->prev_sibling;
+}
+
+void prefix_unlink(struct prefix *p, uint32_t node)
+{
+    struct prefix_node *nd = &p->nodes[node];
+    CHECK(nd->used && nd->linked);
+    CHECK(nd->first_child == BLOCK_NONE); /* or the children could never be found again */
+    unlink_child(p, node);
     uint32_t *link = bucket_of(p, nd->hash);
     while (*link != node) {
         CHECK(*link != BLOCK_NONE);
         link = &p->nodes[*link].next;
     }
     *link = nd->next;
+    nd->linked = false;
+}
+
+void prefix_free(struct prefix *p, uint32_t node)
+{
+    struct prefix_node *nd = &p->nodes[node];
+    CHECK(nd->used && !nd->linked);
+    CHECK(nd->plain == BLOCK_NONE && nd->group == BLOCK_NONE && nd->n_groups == 0);
     nd->used = false;
     nd->next = p->free;
     p->free = node;
     p->n_used--;
 }
 
+static uint32_t audit_children(const struct prefix *p, uint32_t node)
+{
+    uint32_t n = 0, prev = BLOCK_NONE;
+    for (uint32_t c = p->nodes[node].first_child; c != BLOCK_NONE; c = p->nodes[c].next_sibling) {
+        CHECK(n++ < p->n_nodes);
+        CHECK(p->nodes[c].used && p->nodes[c].parent == node);
+        CHECK(p->nodes[c].prev_sibling == prev);
+        prev = c;
+    }
+    return n;
+}
+
 static void audit_node(const struct prefix *p, uint32_t node)
 {
     const struct prefix_node *nd = &p->nodes[node];
-    uint64_t before[2], hash[2];
-    if (nd->parent == BLOCK_NONE) {
-        prefix_root(p, nd->salt, before);
-    } else {
-        const struct prefix_node *parent = &p->nodes[nd->parent];
-        CHECK(parent->used);
-        CHECK(parent->salt[0] == nd->salt[0] && parent->salt[1] == nd->salt[1]);
-        memcpy(before, parent->hash, sizeof(before));
+    CHECK(nd->linked);
+    CHECK(nd->plain != BLOCK_NONE || nd->n_groups > 0);
+    if (nd->parent != BLOCK_NONE) {
+        CHECK(p->nodes[nd->parent].used);
+        CHECK(same_root(&p->nodes[nd->parent].root, &nd->root));
     }
-    prefix_next(p, before, tokens_of(p, node), hash);
+    uint64_t hash[2];
+    hash_next(p, &nd->root, nd->parent, tokens_of(p, node), hash);
     CHECK(memcmp(hash, nd->hash, sizeof(hash)) == 0);
-
-    struct prefix_key key = {.hash = {nd->hash[0], nd->hash[1]},
-                             .salt = {nd->salt[0], nd->salt[1]},
-                             .parent = nd->parent,
-                             .tokens = tokens_of(p, node)};
-    CHECK(prefix_find(p, &key) == node); /* reachable, and the only one of its kind */
+    /* reachable, and the only one of its kind */
+    CHECK(find_hashed(p, &nd->root, nd->parent, tokens_of(p, node), hash) == node);
 }
 
 void prefix_audit(const struct prefix *p)
@@ -245,7 +294,7 @@ void prefix_audit(const struct prefix *p)
         audit_node(p, i);
         n_used++;
         n_with_parent += p->nodes[i].parent != BLOCK_NONE;
-        n_children += p->nodes[i].n_children;
+        n_children += audit_children(p, i);
     }
     for (uint32_t i = p->free; i != BLOCK_NONE; i = p->nodes[i].next) {
         CHECK(!p->nodes[i].used);

@@ -76,8 +76,7 @@ static status open_cache(struct engine *e, struct memory_plan *plan)
     TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
     TRY(memory_plan_make(plan, &e->cfg, &geo, len, memory_available()));
     const struct kv_config kc = {.geo = geo,
-                                 .hbm_blocks = plan->blocks[KV_HBM],
-                                 .dram_blocks = plan->blocks[KV_DRAM],
+                                 .blocks = {{plan->blocks[KV_HBM], plan->blocks[KV_DRAM]}},
                                  .prefix_caching = e->cfg.prefix_caching,
                                  .secret = {e->cfg.seed, ~e->cfg.seed}};
     return kv_create(&e->kv, e->be, &kc);
@@ -113,15 +112,14 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
  * first client does. */
 static status warm_up(struct engine *e)
 {
-    const struct kv_memory kv = {.geo = kv_geometry(e->kv), .hbm = {kv_arena(e->kv)}};
-    const uint64_t salt[2] = {0, 0};
     const uint32_t token = 0, row = 0;
+    const struct kv_open o = {.tokens = &token, .n = 1, .max_rows = 1};
     struct kv_seq seq = {0};
     uint32_t n_hit;
-    TRY(kv_seq_open(e->kv, &seq, salt, &token, 1, 1, false, &n_hit));
+    TRY(kv_seq_open(e->kv, &seq, &o, 0, &n_hit));
     TRY(kv_seq_grow(e->kv, &seq, 1));
-    const struct batch_seq bs = {.n_rows = 1, .blocks = {seq.blocks}};
-    const struct batch b = {.kv = &kv,
+    const struct batch_seq bs = {.n_rows = 1, .blocks = {seq.table[LANE_SPARSE]}};
+    const struct batch b = {.kv = kv_memory(e->kv),
                             .n_rows = 1,
                             .n_seqs = 1,
                             .n_logits = 1,
@@ -264,7 +262,7 @@ static void tell_step(struct engine *e)
     s->cached_tokens = e->sched.cached_tokens;
     s->queried_tokens = e->sched.queried_tokens;
     s->preemptions = e->sched.preemptions;
-    s->table_bytes = c.table_bytes;
+    s->table_bytes = c.table_bytes + c.index_bytes;
     s->running = e->sched.n_running;
     s->waiting = e->sched.n_waiting;
     for (int tier = 0; tier < 2; tier++) {

@@ -197,8 +197,12 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
 {
     uint32_t n_hit = 0;
     bool may_hit = s->prefix_caching && !sequence_scores_prompt(q);
-    status st = kv_seq_open(s->kv, &q->kv, q->salt, q->tokens, q->n_tokens,
-                            q->n_prompt + q->max_tokens, may_hit, &n_hit);
+    const struct kv_open o = {.salt = {q->salt[0], q->salt[1]},
+                              .tokens = q->tokens,
+                              .n = q->n_tokens,
+                              .max_rows = q->n_prompt + q->max_tokens,
+                              .max_hit = may_hit ? q->n_tokens - 1 : 0};
+    status st = kv_seq_open(s->kv, &q->kv, &o, 0, &n_hit);
     if (st != OK)
         return REFUSED;
     if (!fits_beside_running(s, q)) {

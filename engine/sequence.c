@@ -48,6 +48,6 @@ struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uin
 
 void sequence_destroy(struct sequence *s)
 {
-    CHECK(s->kv.blocks == NULL || s->kv.n_blocks == 0);
+    CHECK(s->kv.own == NULL);
     mem_free(s);
 }

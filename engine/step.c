@@ -93,7 +93,7 @@ static void build(struct step *st)
         st->seqs[i] = (struct batch_seq){.first_row = st->n_rows,
                                          .n_rows = q->n_scheduled,
                                          .first_pos = q->n_computed,
-                                         .blocks = {q->kv.blocks}};
+                                         .blocks = {q->kv.table[LANE_SPARSE]}};
         memcpy(st->tokens + st->n_rows, q->tokens + q->n_computed, (size_t)q->n_scheduled * 4);
         want_prompt_scores(st, q, st->n_rows);
         st->n_rows += q->n_scheduled;
@@ -107,8 +107,7 @@ static void build(struct step *st)
 
 static status run(struct step *st)
 {
-    const struct kv_memory kv = {.geo = kv_geometry(st->kv), .hbm = {kv_arena(st->kv)}};
-    const struct batch b = {.kv = &kv,
+    const struct batch b = {.kv = kv_memory(st->kv),
                             .n_rows = st->n_rows,
                             .n_seqs = st->sched->n_plan,
                             .n_logits = st->n_logits,
@@ -160,7 +159,7 @@ static bool settle_scores(struct step *st, struct sequence *q, uint32_t *next, u
 static void settle_token(struct step *st, struct sequence *q, const struct sample_row *r,
                          uint64_t now_us)
 {
-    kv_seq_seal(st->kv, &q->kv, q->tokens, q->n_computed);
+    kv_seq_share(st->kv, &q->kv, q->tokens, q->n_computed);
     q->tokens[q->n_tokens++] = r->token;
     st->output_tokens++;
     if (q->first_us == 0)

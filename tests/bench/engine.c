@@ -50,11 +50,11 @@ static uint32_t random_id(void)
 
 static void open_seqs(uint32_t n, uint32_t max_rows)
 {
-    static const uint64_t salt[2] = {0, 0};
+    const struct kv_open o = {.max_rows = max_rows};
     uint32_t n_hit;
     CHECK(n <= MAX_STREAMS);
     for (n_seqs = 0; n_seqs < n; n_seqs++)
-        must(kv_seq_open(kv, &seqs[n_seqs], salt, NULL, 0, max_rows, false, &n_hit));
+        must(kv_seq_open(kv, &seqs[n_seqs], &o, 0, &n_hit));
 }
 
 static void close_seqs(void)
@@ -75,15 +75,14 @@ static void step(uint32_t first, uint32_t n, uint32_t first_pos, uint32_t n_rows
         parts[i] = (struct batch_seq){.first_row = i * n_rows,
                                       .n_rows = n_rows,
                                       .first_pos = first_pos,
-                                      .blocks = {seqs[first + i].blocks}};
+                                      .blocks = {seqs[first + i].table[LANE_SPARSE]}};
         logit_rows[i] = (i + 1) * n_rows - 1;
         rows[i] = (struct sample_row){.params = {.top_p = 1, .repetition_penalty = 1},
                                       .logits_row = i,
                                       .target = SAMPLE_DRAW,
                                       .n_top = -1};
     }
-    struct kv_memory memory = {.geo = kv_geometry(kv), .hbm = {kv_arena(kv)}};
-    struct batch b = {.kv = &memory,
+    struct batch b = {.kv = kv_memory(kv),
                       .n_rows = n * n_rows,
                       .n_seqs = n,
                       .n_logits = n,
@@ -150,7 +149,7 @@ int main(int argc, char **argv)
     const struct model_shape *s = &model_info(model)->shape;
     struct kv_config cfg = {.geo =
                                 kv_geometry_make(BLOCK_ROWS, s->layers, s->kv_heads, s->head_dim),
-                            .hbm_blocks = ARENA_ROWS / BLOCK_ROWS};
+                            .blocks = {{ARENA_ROWS / BLOCK_ROWS}}};
     must(kv_create(&kv, be, &cfg));
     must(model_reserve(model, CHUNK, MAX_STREAMS));
     printf("ready %s\n", be->ops->describe(be));

@@ -54,8 +54,7 @@ static void world_open(struct world *w, uint32_t blocks, uint32_t max_seqs, uint
 {
     *w = (struct world){.blocks = blocks, .rows_bounded = true, .answers_advance = true};
     const struct kv_config kc = {.geo = kv_geometry_make(8, 1, 1, 2),
-                                 .hbm_blocks = blocks,
-                                 .dram_blocks = blocks / 2,
+                                 .blocks = {{blocks, blocks / 2}},
                                  .prefix_caching = caching,
                                  .secret = {1, 2}};
     CHECK(kv_create(&w->kv, &fake, &kc) == OK);
@@ -154,7 +153,7 @@ static bool step(struct world *w)
         q->n_scheduled = 0;
         if (q->n_computed < q->n_tokens)
             continue;
-        kv_seq_seal(w->kv, &q->kv, q->tokens, q->n_computed);
+        kv_seq_share(w->kv, &q->kv, q->tokens, q->n_computed);
         q->tokens[q->n_tokens] = next_token(q);
         q->n_tokens++;
         if (sequence_n_output(q) == q->max_tokens) {

@@ -13,8 +13,7 @@ static const uint64_t salt_a[2] = {1, 2}, salt_b[2] = {1, 3};
 static void start_with(uint32_t hbm, uint32_t dram, bool caching, uint32_t hash_bits)
 {
     struct kv_config cfg = {.geo = kv_geometry_make(R, 2, 3, 8),
-                            .hbm_blocks = hbm,
-                            .dram_blocks = dram,
+                            .blocks = {{hbm, dram}},
                             .prefix_caching = caching,
                             .secret = {11, 12},
                             .hash_bits = hash_bits};
@@ -41,10 +40,21 @@ static void stop(void)
     ok(rig_held_bytes == 0, "R=%u: and the arenas are given back", R);
 }
 
+static status open_with(struct kv_seq *s, const uint64_t salt[2], uint32_t n, uint32_t max_rows,
+                        uint32_t max_hit, uint32_t *n_hit)
+{
+    const struct kv_open o = {.salt = {salt[0], salt[1]},
+                              .tokens = toks,
+                              .n = n,
+                              .max_rows = max_rows,
+                              .max_hit = max_hit};
+    return kv_seq_open(kv, s, &o, 0, n_hit);
+}
+
 static uint32_t open_seq(struct kv_seq *s, const uint64_t salt[2], uint32_t n, uint32_t max_rows)
 {
     uint32_t n_hit = 0;
-    CHECK(kv_seq_open(kv, s, salt, toks, n, max_rows, true, &n_hit) == OK);
+    CHECK(open_with(s, salt, n, max_rows, n - 1, &n_hit) == OK);
     return n_hit;
 }
 
@@ -54,8 +64,8 @@ static void run_seq(struct kv_seq *s, const uint64_t salt[2], uint32_t n)
     uint32_t first = open_seq(s, salt, n * R, n * R) / R;
     CHECK(kv_seq_grow(kv, s, n * R) == OK);
     for (uint32_t i = first; i < n; i++)
-        rig_write(kv, s->blocks[i], toks[i * R]);
-    kv_seq_seal(kv, s, toks, n * R);
+        rig_write(kv, s->table[LANE_SPARSE][i], toks[i * R]);
+    kv_seq_share(kv, s, toks, n * R);
 }
 
 static void fill_cache(const uint64_t salt[2], uint32_t n)
@@ -76,20 +86,21 @@ static void geometry_is_that_of_the_design(void)
 {
     struct kv_geometry g = kv_geometry_make(16, 32, 8, 128);
     is_int(g.page_bytes, 8192, "a page of R = 16 and d = 128 has 8 KiB");
-    is_int(g.block_bytes[LANE_SPARSE], 8192 * 256, "a block has a page for every layer and KV head");
+    is_int(g.block_bytes[LANE_SPARSE], 8192 * 256,
+           "a block has a page for every layer and KV head");
     is_int(kv_page_offset(&g, 2, 3), (2 * 8 + 3) * 8192, "lanes lie layer by layer");
 }
 
 static void a_bad_configuration_is_refused(void)
 {
-    struct kv_config cfg = {.geo = kv_geometry_make(12, 2, 3, 8), .hbm_blocks = 4};
+    struct kv_config cfg = {.geo = kv_geometry_make(12, 2, 3, 8), .blocks = {{4}}};
     struct kv *none;
     is_int(kv_create(&none, &rig_backend, &cfg), ERR_ARG, "R = 12 is refused");
     cfg.geo = kv_geometry_make(8, 2, 3, 8);
-    cfg.hbm_blocks = 0;
+    cfg.blocks[LANE_SPARSE][KV_HBM] = 0;
     is_int(kv_create(&none, &rig_backend, &cfg), ERR_ARG, "an arena of no blocks is refused");
-    cfg.hbm_blocks = cfg.dram_blocks = 0xfffffff0u;
-    is_int(kv_create(&none, &rig_backend, &cfg), ERR_ARG, "more than 2^32 blocks are refused");
+    cfg.blocks[LANE_SPARSE][KV_HBM] = cfg.blocks[LANE_SPARSE][KV_DRAM] = 0x7ffffff0u;
+    is_int(kv_create(&none, &rig_backend, &cfg), ERR_ARG, "more than 2^31 blocks are refused");
     ok(none == NULL, "and nothing is left behind");
 }
 
@@ -100,7 +111,8 @@ static void a_prefix_is_found_again(void)
     fill_cache(salt_a, 3);
     is_int(counts().cached[KV_HBM], 3, "a closed sequence leaves its full blocks cached");
     is_int(open_seq(&s, salt_a, 3 * R + 1, 4 * R), 3 * R, "a longer prompt hits all of them");
-    ok(rig_holds(kv, s.blocks[0], toks[0]) && rig_holds(kv, s.blocks[2], toks[2 * R]),
+    ok(rig_holds(kv, s.table[LANE_SPARSE][0], toks[0]) &&
+           rig_holds(kv, s.table[LANE_SPARSE][2], toks[2 * R]),
        "and finds what was written");
     is_int(counts().active, 3, "hit blocks are active");
     kv_seq_close(kv, &s);
@@ -127,10 +139,10 @@ static void caching_can_be_off(void)
     stop();
     start();
     fill_cache(salt_a, 3);
-    CHECK(kv_seq_open(kv, &s, salt_a, toks, 3 * R, 3 * R, false, &n_hit) == OK);
+    CHECK(open_with(&s, salt_a, 3 * R, 3 * R, 0, &n_hit) == OK);
     is_int(n_hit, 0, "a sequence that may not hit does not");
     CHECK(kv_seq_grow(kv, &s, 3 * R) == OK);
-    kv_seq_seal(kv, &s, toks, 3 * R);
+    kv_seq_share(kv, &s, toks, 3 * R);
     is_int(counts().active, 3, "and once sealed shares the blocks that are there");
     is_int(counts().cached[KV_HBM], 0, "instead of keeping a second copy");
     kv_seq_close(kv, &s);
@@ -142,7 +154,7 @@ static void growth_is_all_or_nothing(void)
     struct kv_seq a, b;
     uint32_t n_hit;
     start();
-    is_int(kv_seq_open(kv, &a, salt_a, toks, R, HBM * R + 1, true, &n_hit), ERR_FULL,
+    is_int(open_with(&a, salt_a, R, HBM * R + 1, R - 1, &n_hit), ERR_FULL,
            "what could never fit is refused at the start");
     kv_seq_close(kv, &a);
     open_seq(&a, salt_a, R, HBM * R);
@@ -177,9 +189,10 @@ static void pressure_moves_prefixes_down_and_hits_bring_them_up(void)
     kv_seq_close(kv, &big);
     is_int(open_seq(&s, salt_a, 4 * R + 1, 5 * R), 4 * R, "with room they come up again");
     is_int(counts().moved_up, 4, "by four copies");
-    ok(rig_holds(kv, s.blocks[0], toks[0]) && rig_holds(kv, s.blocks[3], toks[3 * R]),
+    ok(rig_holds(kv, s.table[LANE_SPARSE][0], toks[0]) &&
+           rig_holds(kv, s.table[LANE_SPARSE][3], toks[3 * R]),
        "with the content they went with");
-    is_int(counts().free[KV_DRAM], DRAM, "and leave DRAM free");
+    is_int(kv_dram_available(kv), DRAM, "and leave DRAM for the taking");
     kv_seq_close(kv, &s);
     stop();
 }
@@ -213,8 +226,9 @@ static void a_block_in_use_is_never_the_victim(void)
     is_int(kv_seq_grow(kv, &b, 5 * R), ERR_FULL, "blocks in use are not handed out");
     is_int(kv_seq_grow(kv, &b, 4 * R), OK, "the others are");
     for (uint32_t i = 0; i < 4; i++)
-        rig_write(kv, b.blocks[i], 99);
-    ok(rig_holds(kv, a.blocks[0], toks[0]), "and writing them does not touch the first sequence");
+        rig_write(kv, b.table[LANE_SPARSE][i], 99);
+    ok(rig_holds(kv, a.table[LANE_SPARSE][0], toks[0]),
+       "and writing them does not touch the first sequence");
     kv_seq_close(kv, &a);
     kv_seq_close(kv, &b);
     stop();
@@ -229,12 +243,12 @@ static void two_writers_of_one_text_end_up_sharing(void)
     open_seq(&b, salt_a, 3 * R, 3 * R);
     CHECK(kv_seq_grow(kv, &a, 3 * R) == OK && kv_seq_grow(kv, &b, 3 * R) == OK);
     is_int(counts().active, 6, "two that start together write two copies");
-    kv_seq_seal(kv, &a, toks, 3 * R - 1);
-    is_int(a.n_sealed, 2, "only full blocks are sealed");
-    kv_seq_seal(kv, &b, toks, 3 * R);
+    kv_seq_share(kv, &a, toks, 3 * R - 1);
+    is_int(a.n_shared, 2, "only full blocks are sealed");
+    kv_seq_share(kv, &b, toks, 3 * R);
     kv_audit(kv, both, 2);
     is_int(counts().active, 4, "the second to seal gives its copies back");
-    ok(a.blocks[1] == b.blocks[1], "and names those of the first");
+    ok(a.table[LANE_SPARSE][1] == b.table[LANE_SPARSE][1], "and names those of the first");
     kv_seq_close(kv, &a);
     is_int(counts().active, 3, "each reader holds them by itself");
     kv_seq_close(kv, &b);
@@ -252,7 +266,7 @@ static void colliding_hashes_are_misses(void)
     for (uint32_t first = 0; first < 8; first++) {
         toks[0] = first;
         uint32_t n_hit = open_seq(&s, first % 2 == 0 ? salt_a : salt_b, R + 1, 2 * R);
-        ok(n_hit == R && rig_holds(kv, s.blocks[0], first),
+        ok(n_hit == R && rig_holds(kv, s.table[LANE_SPARSE][0], first),
            "R=%u: with one bit of hash, prefix %u is found and is itself", R, first);
         kv_seq_close(kv, &s);
         n_hit = open_seq(&s, first % 2 == 0 ? salt_b : salt_a, R + 1, 2 * R);
@@ -272,7 +286,8 @@ static void counters_tell_the_hit_rate(void)
     is_int(counts().hit_tokens, 2 * R, "every position taken is a hit");
     uint64_t with = counts().table_bytes;
     kv_seq_close(kv, &s);
-    is_int(with - counts().table_bytes, 3 * sizeof(block_id), "an open table is counted in bytes");
+    is_int(with - counts().table_bytes, (2 * 3 + 1) * sizeof(block_id),
+           "an open table is counted in bytes");
     stop();
 }
 

@@ -1,0 +1,388 @@
+/* Sealing: segments become partitions, with a digest record (cache/kv.h, cache/kv_impl.h).
+ *
+ * A layout that keeps positions leaves the blocks where they are. A permuting one writes over them
+ * where nobody else reads them, and then the index, which knew them as plain, knows them as a group;
+ * else it writes into fresh blocks, and the plain ones stay for whoever reads them. */
+#include "cache/kv_impl.h"
+
+/* ---- digest records ---- */
+
+uint32_t kv_record_find(const struct kv *kv, uint32_t block, uint64_t digest_id)
+{
+    uint32_t r = kv_block(kv, block)->record;
+    while (r != BLOCK_NONE && kv->records[r].digest_id != digest_id)
+        r = kv->records[r].next;
+    return r;
+}
+
+void kv_record_hold(struct kv *kv, uint32_t record)
+{
+    if (record != BLOCK_NONE)
+        kv->records[record].refs++;
+}
+
+/* It stays with its block: whoever seals the same segment finds it. */
+void kv_record_release(struct kv *kv, uint32_t record)
+{
+    if (record == BLOCK_NONE)
+        return;
+    CHECK(kv->records[record].refs > 0);
+    kv->records[record].refs--;
+}
+
+static void record_free(struct kv *kv, uint32_t r)
+{
+    struct block *b = kv_block(kv, kv->records[r].block);
+    uint32_t *link = &b->record;
+    CHECK(kv->records[r].refs == 0);
+    while (*link != r) {
+        CHECK(*link != BLOCK_NONE);
+        link = &kv->records[*link].next;
+    }
+    *link = kv->records[r].next;
+    kv->records[r] = (struct record){.block = BLOCK_NONE, .next = kv->free_record};
+    kv->free_record = r;
+    kv->n_records_used--;
+}
+
+void kv_records_free(struct kv *kv, uint32_t block)
+{
+    while (kv_block(kv, block)->record != BLOCK_NONE)
+        record_free(kv, kv_block(kv, block)->record);
+}
+
+/* A digest of rows in position order that nobody uses can be made again; one of a group cannot. */
+static bool free_unused_record(struct kv *kv)
+{
+    for (uint32_t r = 0; r < kv->cfg.n_records; r++) {
+        const struct record *rec = &kv->records[r];
+        if (rec->block == BLOCK_NONE || rec->refs > 0 ||
+            kv_block(kv, rec->block)->group != BLOCK_NONE)
+            continue;
+        record_free(kv, r);
+        return true;
+    }
+    return false;
+}
+
+static status record_take(struct kv *kv, uint64_t digest_id, uint32_t *out)
+{
+    while (kv->free_record == BLOCK_NONE && (free_unused_record(kv) || kv_drop_oldest(kv)))
+        ;
+    uint32_t r = kv->free_record;
+    if (r == BLOCK_NONE)
+        return err(ERR_FULL, "all %u digest records are in use", kv->cfg.n_records);
+    kv->free_record = kv->records[r].next;
+    kv->n_records_used++;
+    kv->records[r] = (struct record){.digest_id = digest_id, .block = BLOCK_NONE, .refs = 1};
+    *out = r;
+    return OK;
+}
+
+/* Taken, and not attached to a block after all. */
+static void record_give_back(struct kv *kv, uint32_t r)
+{
+    kv->records[r] = (struct record){.block = BLOCK_NONE, .next = kv->free_record};
+    kv->free_record = r;
+    kv->n_records_used--;
+}
+
+static void record_attach(struct kv *kv, uint32_t r, uint32_t block)
+{
+    struct block *b = kv_block(kv, block);
+    kv->records[r].block = block;
+    kv->records[r].next = b->record;
+    b->record = r;
+}
+
+/* ---- groups in the index ---- */
+
+static uint32_t first_of(const struct kv *kv, uint32_t segment)
+{
+    return segment * kv->segment_blocks;
+}
+
+/* The last block of the group that has this segment's tokens; BLOCK_NONE: there is none. tokens may be
+ * NULL where the segment's blocks are the index's already. */
+static uint32_t group_find(const struct kv *kv, const struct kv_seq *s, uint32_t segment,
+                           const uint32_t *tokens)
+{
+    struct prefix_root root = kv_root(s);
+    uint32_t first = first_of(kv, segment), end = first + kv->segment_blocks;
+    uint32_t at = first == 0 ? BLOCK_NONE : kv_block(kv, s->own->blocks[first - 1])->node;
+    for (uint32_t i = first; i < end; i++) {
+        if (i < s->n_shared)
+            at = kv_block(kv, s->own->blocks[i])->node;
+        else
+            at = prefix_find(&kv->prefix, &root, at, tokens + (size_t)i * kv->cfg.geo.block_rows);
+        if (at == BLOCK_NONE)
+            return BLOCK_NONE;
+    }
+    return kv->prefix.nodes[at].group;
+}
+
+/* Makes blocks[] (of a segment whose predecessors are the index's) its group. Those that the index
+ * knows as plain change their form. */
+static void group_attach(struct kv *kv, const struct kv_seq *s, uint32_t segment,
+                         const uint32_t *tokens, const uint32_t *blocks)
+{
+    struct prefix_root root = kv_root(s);
+    uint32_t first = first_of(kv, segment), per = kv->segment_blocks;
+    uint32_t at = first == 0 ? BLOCK_NONE : kv_block(kv, s->own->blocks[first - 1])->node;
+    for (uint32_t i = first; i < first + per; i++) {
+        if (i < s->n_shared)
+            at = kv_block(kv, s->own->blocks[i])->node;
+        else
+            at = prefix_make(&kv->prefix, &root, at, tokens + (size_t)i * kv->cfg.geo.block_rows);
+    }
+    for (uint32_t i = 0; i < per; i++)
+        if (kv_block(kv, blocks[i])->node != BLOCK_NONE)
+            kv_index_detach(kv, blocks[i]);
+    kv_index_attach_group(kv, at, blocks);
+}
+
+bool kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uint32_t *tokens)
+{
+    uint32_t first = first_of(kv, segment), known[MAX_SEGMENT_BLOCKS];
+    uint32_t last = group_find(kv, s, segment, tokens);
+    if (last == BLOCK_NONE) {
+        group_attach(kv, s, segment, tokens, s->own->blocks + first);
+        return true;
+    }
+    /* Theirs is equal; ours goes, with its record. */
+    uint32_t own = s->own->records[segment], theirs = kv_block(kv, last)->record;
+    kv_group_blocks(kv, last, known);
+    kv_record_hold(kv, theirs);
+    kv_record_release(kv, own);
+    s->own->records[segment] = theirs;
+    for (uint32_t i = 0; i < kv->segment_blocks; i++)
+        kv_seq_adopt(kv, s, first + i, known[i]);
+    return true;
+}
+
+/* ---- begin ---- */
+
+/* The segment may be in the index as a group: what precedes it is there, and its tokens are known. */
+static bool may_share(const struct kv *kv, const struct kv_seq *s, const uint32_t *tokens)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    return kv->cfg.prefix_caching && s->n_shared >= first &&
+           (s->n_shared >= first + kv->segment_blocks || tokens != NULL);
+}
+
+static bool nobody_else_reads(const struct kv *kv, const struct kv_seq *s, bool shares)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    for (uint32_t i = first; i < first + kv->segment_blocks; i++) {
+        const struct block *b = kv_block(kv, s->own->blocks[i]);
+        if (b->refs > 1 || b->pins > 0 || (b->node != BLOCK_NONE && !shares))
+            return false;
+    }
+    return true;
+}
+
+static bool fits(const struct kv *kv, const struct kv_seq *s)
+{
+    /* The copy of a block that was in the ring needs a place there too. */
+    uint32_t n[LANE_CLASSES] = {0}, first = first_of(kv, s->n_segments);
+    for (uint32_t i = first; i < first + kv->segment_blocks; i++)
+        for (int c = 0; c < LANE_CLASSES; c++)
+            n[c] += (kv_seq_needs(kv, s, i, s->residence) & PART(c, KV_HBM)) != 0;
+    for (int c = 0; c < LANE_CLASSES; c++)
+        if (n[c] > kv_places_available(kv, (enum lane_class)c, KV_HBM))
+            return false;
+    return true;
+}
+
+static void take_fresh(struct kv *kv, struct kv_seq *s)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    for (uint32_t i = 0; i < kv->segment_blocks; i++) {
+        uint32_t old = s->own->blocks[first + i];
+        part_mask needs = kv_seq_needs(kv, s, first + i, s->residence);
+        uint32_t id = kv_block_take(kv, needs);
+        kv_block(kv, id)->keeps_stream = kv_keeps_stream(kv, first + i);
+        for (int c = 0; c < LANE_CLASSES; c++)
+            if (c != LANE_SPARSE && (needs & PART(c, KV_HBM)))
+                kv_part_copy(kv, (enum lane_class)c, old, id);
+        kv->seal_fresh[i] = id;
+    }
+}
+
+/* By how many places of a class taking the group's blocks for ours would be short. */
+static bool group_fits(const struct kv *kv, const struct kv_seq *s, const uint32_t *known)
+{
+    uint32_t first = first_of(kv, s->n_segments), n[LANE_CLASSES] = {0}, ours[LANE_CLASSES] = {0};
+    for (uint32_t i = 0; i < kv->segment_blocks; i++) {
+        part_mask needs = kv_seq_needs(kv, s, first + i, s->residence);
+        bool alone = kv_block(kv, s->own->blocks[first + i])->refs == 1;
+        for (int c = 0; c < LANE_CLASSES; c++)
+            if (needs & PART(c, KV_HBM)) {
+                n[c] += kv_block(kv, known[i])->at[c][KV_HBM] == BLOCK_NONE;
+                ours[c] += alone && c != LANE_STREAM;
+            }
+    }
+    for (int c = 0; c < LANE_CLASSES; c++)
+        if (n[c] > kv_places_available(kv, (enum lane_class)c, KV_HBM) + ours[c])
+            return false;
+    return true;
+}
+
+/* The group's STREAM parts may be gone; ours say the same. */
+static void lend_stream(struct kv *kv, const struct kv_seq *s, const uint32_t *known)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    for (uint32_t i = 0; i < kv->segment_blocks; i++) {
+        const struct block *b = kv_block(kv, known[i]);
+        bool needed = kv_seq_needs(kv, s, first + i, s->residence) & PART(LANE_STREAM, KV_HBM);
+        if (!needed || b->at[LANE_STREAM][KV_HBM] != BLOCK_NONE)
+            continue;
+        bool has_content = b->at[LANE_STREAM][KV_DRAM] != BLOCK_NONE;
+        kv_part_make(kv, known[i], LANE_STREAM, KV_HBM);
+        if (!has_content)
+            kv_part_copy(kv, LANE_STREAM, s->own->blocks[first + i], known[i]);
+    }
+}
+
+/* The group of the index instead of our blocks; what is in DRAM only comes up into our places, if it
+ * must. */
+static status take_group(struct kv *kv, struct kv_seq *s, uint32_t last)
+{
+    uint32_t known[MAX_SEGMENT_BLOCKS], first = first_of(kv, s->n_segments);
+    uint32_t per = kv->segment_blocks;
+    kv_group_blocks(kv, last, known);
+    for (uint32_t i = per; i-- > 0;)
+        kv_block_pin(kv, known[i]);
+    bool fits = group_fits(kv, s, known);
+    if (fits) {
+        lend_stream(kv, s, known);
+        for (uint32_t i = per; i-- > 0;)
+            kv_block_release(kv, s->own->blocks[first + i],
+                             kv_seq_needs(kv, s, first + i, s->residence));
+    }
+    for (uint32_t i = 0; i < per && fits; i++) {
+        part_mask needs = kv_seq_needs(kv, s, first + i, s->residence);
+        for (int c = 0; c < LANE_CLASSES; c++)
+            if ((needs & PART(c, KV_HBM)) && kv_block(kv, known[i])->at[c][KV_HBM] == BLOCK_NONE)
+                kv_part_make(kv, known[i], (enum lane_class)c, KV_HBM);
+        kv_block_hold(kv, known[i], needs);
+        s->own->blocks[first + i] = known[i];
+        kv_seq_entry(kv, s, first + i);
+    }
+    for (uint32_t i = per; i-- > 0;)
+        kv_block_unpin(kv, known[i]);
+    return fits ? OK : err(ERR_FULL, "no room in HBM for a segment that was sealed before");
+}
+
+static void name_blocks(struct kv *kv, const struct kv_seq *s, struct kv_seal *out)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    for (uint32_t i = 0; i < kv->segment_blocks; i++) {
+        uint32_t old = s->own->blocks[first + i];
+        uint32_t id = kv->seal_in_place ? old : kv->seal_fresh[i];
+        kv->seal_from[i] = kv_block(kv, old)->at[LANE_SPARSE][KV_HBM];
+        kv->seal_to[i] = kv_block(kv, id)->at[LANE_SPARSE][KV_HBM];
+    }
+    out->from = kv->seal_from;
+    out->to = kv->seal_to;
+}
+
+/* Rows stay where they are: only the record is asked for. */
+static status begin_in_order(struct kv *kv, struct kv_seq *s, struct kv_seal *out)
+{
+    uint32_t last = s->own->blocks[first_of(kv, s->n_segments) + kv->segment_blocks - 1];
+    kv->seal_in_place = true;
+    out->record = BLOCK_NONE;
+    if (s->layout.digest_id == 0) {
+        out->found = true; /* nothing to keep */
+        return OK;
+    }
+    out->record = kv_record_find(kv, last, s->layout.digest_id);
+    out->found = out->record != BLOCK_NONE;
+    if (out->found) {
+        kv_record_hold(kv, out->record);
+        return OK;
+    }
+    TRY(record_take(kv, s->layout.digest_id, &out->record));
+    record_attach(kv, out->record, last);
+    return OK;
+}
+
+static status begin_permuted(struct kv *kv, struct kv_seq *s, const uint32_t *tokens,
+                             struct kv_seal *out)
+{
+    bool shares = may_share(kv, s, tokens);
+    uint32_t first = first_of(kv, s->n_segments), per = kv->segment_blocks;
+    uint32_t last = shares ? group_find(kv, s, s->n_segments, tokens) : BLOCK_NONE;
+    kv->seal_in_place = true;
+    if (last != BLOCK_NONE) {
+        TRY(take_group(kv, s, last));
+        out->found = true;
+        out->record = kv_block(kv, last)->record;
+        kv_record_hold(kv, out->record);
+        return OK;
+    }
+    TRY(record_take(kv, s->layout.digest_id, &out->record));
+    kv->seal_in_place = nobody_else_reads(kv, s, shares);
+    if (!kv->seal_in_place && !fits(kv, s)) {
+        record_give_back(kv, out->record);
+        return err(ERR_FULL, "no %u blocks to permute a segment that others read", per);
+    }
+    if (!kv->seal_in_place)
+        take_fresh(kv, s);
+    for (uint32_t i = first; i < first + per && kv->seal_in_place && kv_uses(kv, LANE_SPARSE); i++)
+        kv_twin_forget(kv, s->own->blocks[i]);
+    uint32_t *to = kv->seal_in_place ? s->own->blocks + first : kv->seal_fresh;
+    record_attach(kv, out->record, to[per - 1]);
+    if (shares)
+        group_attach(kv, s, s->n_segments, tokens, to);
+    return OK;
+}
+
+status kv_seq_seal_begin(struct kv *kv, struct kv_seq *s, const uint32_t *tokens,
+                         struct kv_seal *out)
+{
+    CHECK(s->layout.seals && kv->sealing == NULL && s->residence != KV_PAUSED);
+    CHECK(first_of(kv, s->n_segments + 1) <= s->n_blocks);
+    *out = (struct kv_seal){.segment = s->n_segments};
+    if (kv_permutes(s))
+        TRY(begin_permuted(kv, s, tokens, out));
+    else
+        TRY(begin_in_order(kv, s, out));
+    kv->sealing = s;
+    name_blocks(kv, s, out);
+    return OK;
+}
+
+/* ---- end ---- */
+
+/* The table names the new blocks; the old ones go to whoever else reads them, or to the index. */
+static void replace_blocks(struct kv *kv, struct kv_seq *s)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    for (uint32_t i = kv->segment_blocks; i-- > 0;) {
+        uint32_t old = s->own->blocks[first + i];
+        s->own->blocks[first + i] = kv->seal_fresh[i];
+        kv_block_release(kv, old, kv_seq_needs(kv, s, first + i, s->residence));
+        kv_seq_entry(kv, s, first + i);
+    }
+}
+
+void kv_seq_seal_end(struct kv *kv, struct kv_seq *s, struct kv_seal *seal)
+{
+    uint32_t first = first_of(kv, s->n_segments), end = first + kv->segment_blocks;
+    CHECK(kv->sealing == s && seal->segment == s->n_segments);
+    if (kv_permutes(s)) {
+        if (!kv->seal_in_place)
+            replace_blocks(kv, s);
+        if (kv_block(kv, s->own->blocks[end - 1])->node == BLOCK_NONE)
+            s->n_shared = s->n_shared < first ? s->n_shared : first;
+        else
+            s->n_shared = s->n_shared > end ? s->n_shared : end;
+    }
+    for (uint32_t i = first; i < end; i++)
+        kv_block(kv, s->own->blocks[i])->sealed = true;
+    s->own->records[s->n_segments++] = seal->record;
+    kv->sealing = NULL;
+    seal->from = seal->to = NULL;
+}
