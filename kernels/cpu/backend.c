@@ -91,6 +91,9 @@ static void cpu_close(struct backend *be)
     struct cpu_backend *b = (struct cpu_backend *)be;
     cpu_sample_close(b);
     cpu_resolve_close(b);
+    cpu_select_close(b);
+    cpu_score_close(b);
+    cpu_seal_close(b);
     cpu_attend_close(b);
     cpu_linear_close(b);
     pool_destroy(b->pool);
@@ -114,6 +117,11 @@ static const struct backend_ops cpu_ops = {
     .append = cpu_append,
     .attend = cpu_attend,
     .resolve = cpu_resolve,
+    .digest_bytes = cpu_digest_bytes,
+    .seal = cpu_seal,
+    .unpermute = cpu_unpermute,
+    .score = cpu_score,
+    .select = cpu_select,
     .sample = cpu_sample,
     .read = cpu_read,
 };
@@ -170,6 +178,12 @@ status cpu_backend_open(struct backend **out, const struct cpu_options *o)
         st = cpu_attend_open(b);
     if (st == OK)
         st = cpu_resolve_open(b);
+    if (st == OK)
+        st = cpu_seal_open(b);
+    if (st == OK)
+        st = cpu_score_open(b);
+    if (st == OK)
+        st = cpu_select_open(b);
     if (st == OK)
         st = cpu_sample_open(b);
     b->base.ops = &cpu_ops;

@@ -21,6 +21,12 @@ struct cpu_backend {
     void *scratch;                           /* linear.c: packed activations */
     void *attend_scratch;                    /* attend.c: partial results */
     struct resolve_scratch *resolve_scratch; /* resolve.c, per worker */
+    const struct seal_kernels *seal;         /* seal.c */
+    const struct score_kernels *score;       /* score.c */
+    const struct select_kernels *select;     /* select.c */
+    struct seal_scratch *seal_scratch;       /* of these, per worker */
+    struct score_scratch *score_scratch;
+    struct select_scratch *select_scratch;
 };
 
 /* linear.c (weights, embed, linear) */
@@ -43,6 +49,19 @@ void cpu_read(struct backend *be, const struct read_args *a);
 status cpu_resolve_open(struct cpu_backend *b);
 void cpu_resolve_close(struct cpu_backend *b);
 void cpu_resolve(struct backend *be, const struct resolve_args *a);
+
+/* seal.c (digest_bytes, seal, unpermute), score.c, select.c */
+status cpu_seal_open(struct cpu_backend *b);
+void cpu_seal_close(struct cpu_backend *b);
+size_t cpu_digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d);
+void cpu_seal(struct backend *be, const struct seal_args *a);
+void cpu_unpermute(struct backend *be, const struct unpermute_args *a);
+status cpu_score_open(struct cpu_backend *b);
+void cpu_score_close(struct cpu_backend *b);
+void cpu_score(struct backend *be, const struct score_args *a);
+status cpu_select_open(struct cpu_backend *b);
+void cpu_select_close(struct cpu_backend *b);
+void cpu_select(struct backend *be, const struct select_args *a);
 
 /* sample.c */
 status cpu_sample_open(struct cpu_backend *b);

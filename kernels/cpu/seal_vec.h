@@ -124,11 +124,11 @@ static bool has_digest(const struct seal_state *s, uint32_t p, uint32_t *first, 
     return *n > 0 && *first + *n > s->a->sink_rows;
 }
 
-/* out = sum of rows [first, first + n) of storage but those in `skip`, times a factor. */
-static void rows_sum(const struct seal_state *s, const uint16_t *rows, uint32_t first, uint32_t n,
+/* out = mean of rows [first, first + n) of storage but those in `skip`. */
+static void rows_mean(const struct seal_state *s, const uint16_t *rows, uint32_t first, uint32_t n,
                      const uint32_t *skip, uint32_t n_skip, float *out)
 {
-    v16f factor = v16_set1(1.0f / (float)(n - n_skip));
+    v16f count = v16_set1((float)(n - n_skip)); /* divided by: exact for equal rows */
     for (uint32_t j = 0; j < s->stride; j += V16) {
         v16f acc = v16_zero();
         for (uint32_t i = 0; i < n; i++) {
@@ -137,7 +137,7 @@ static void rows_sum(const struct seal_state *s, const uint16_t *rows, uint32_t 
             uint32_t position = s->order.order[first + i];
             acc = v16_add(acc, v16_load_bf16(rows + (size_t)position * s->stride + j));
         }
-        v16_store(out + j, v16_mul(acc, factor));
+        v16_store(out + j, v16_div(acc, count));
     }
 }
 
@@ -227,11 +227,11 @@ static void digest_centroids(const struct seal_state *s)
         if (!has[p])
             continue;
         float *centroid = s->vectors[0] + (size_t)p * stride;
-        rows_sum(s, s->keys, first, n, NULL, 0, centroid);
+        rows_mean(s, s->keys, first, n, NULL, 0, centroid);
         if (outliers == 0)
             continue;
         farthest(s, first, n, centroid, far, outliers);
-        rows_sum(s, s->keys, first, n, far, outliers, centroid);
+        rows_mean(s, s->keys, first, n, far, outliers, centroid);
         for (uint32_t i = 0; i < outliers; i++)
             load_key(s, first + far[i], s->vectors[1 + i] + (size_t)p * stride);
     }
@@ -300,7 +300,7 @@ static void digest_values(const struct seal_state *s)
         if (!has_digest(s, p, &first, &n))
             continue;
         float *mean = s->means, inverse;
-        rows_sum(s, s->values, first, n, NULL, 0, mean);
+        rows_mean(s, s->values, first, n, NULL, 0, mean);
         v16f top = v16_zero();
         for (uint32_t j = 0; j < s->stride; j += V16) {
             v16f x = v16_load(mean + j);

@@ -59,6 +59,10 @@ typedef __m512i v16i;
 #define v16i_eq(a, b)     ((v16_mask)_mm512_cmpeq_epi32_mask((a), (b)))
 /* Stores the chosen lanes densely. Writes up to 16 numbers. */
 #define v16i_compress(p, m, a) _mm512_mask_compressstoreu_epi32((p), (__mmask16)(m), (a))
+#define v16i_load_halves(p, q)                                                          \
+    _mm512_inserti64x4(                                                                 \
+        _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(p))), \
+        _mm256_loadu_si256((const __m256i *)(const void *)(q)), 1)
 #define v16i_load_u16(p) \
     _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
 
@@ -203,6 +207,10 @@ V16_FN v16i v16i_load(const void *p)
     const __m256i *q = p;
     return (v16i){_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+V16_FN v16i v16i_load_halves(const void *p, const void *q)
+{
+    return (v16i){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)q)};
+}
 V16_FN void v16i_store(void *p, v16i x)
 {
     __m256i *q = p;
@@ -333,6 +341,13 @@ V16_FN v16i v16i_load(const void *p)
     memcpy(&r, p, sizeof r);
     return r;
 }
+V16_FN v16i v16i_load_halves(const void *p, const void *q)
+{
+    v16i r;
+    memcpy(r.x, p, sizeof r / 2);
+    memcpy(r.x + V16 / 2, q, sizeof r / 2);
+    return r;
+}
 V16_FN void v16i_store(void *p, v16i a)
 {
     memcpy(p, &a, sizeof a);
@@ -423,6 +438,11 @@ V16_FN v16f v16_first(v16i pairs)
 V16_FN v16f v16_second(v16i pairs)
 {
     return v16_of_bits(v16i_and(pairs, v16i_set1(-0x10000)));
+}
+
+V16_FN v16_mask v16_first_lanes(uint32_t n)
+{
+    return n >= V16 ? 0xffffu : (1u << n) - 1;
 }
 
 /* e^x, within 2 ulp for x in [-87, 88]; 0 below, e^88 above (nothing here asks for more). NaN gives
