@@ -5,10 +5,7 @@
  * memory and without an order; what is left of the total goes to the segments that cost just that. */
 #include "cache/budget.h"
 
-#include "kernels/core/hot_set.h"
-
 #include <math.h>
-#include <string.h>
 
 enum {
     PRICE_ROUNDS = 64, /* halvings of the logarithm of the price: beyond a float's precision */
@@ -36,27 +33,80 @@ static void make_hull(struct miss_curve *c)
     c->n = n;
 }
 
-void miss_curve_make(struct miss_curve *c, const double *histogram, double touches_per_epoch)
+void miss_curve_make(struct miss_curve *c, const uint32_t distance[HOT_AGES],
+                     double touches_per_epoch)
 {
-    double total = 0, later = 0, size = 0;
+    double total = 0, size = 0;
     c->n = 0;
     for (uint32_t i = 0; i < HOT_AGES; i++)
-        total += histogram[i];
+        total += distance[i];
     if (total <= 0 || touches_per_epoch <= 0)
         return;
     c->size[0] = 0;
     c->miss[0] = 1;
     c->n = 1;
-    later = total - histogram[0];
+    double later = total - distance[0];
     /* The last bucket holds all that is longer: what a window of HOT_AGES - 1 misses is not known. */
     for (uint32_t window = 1; window < HOT_AGES - 1 && later > 0; window++) {
         size += touches_per_epoch * later / total;
-        later -= histogram[window];
-        double miss = later > 0 ? later / total : 0;
+        later -= distance[window];
         c->size[c->n] = (float)size;
-        c->miss[c->n] = (float)miss;
+        c->miss[c->n] = (float)(later / total);
         if (c->size[c->n] > c->size[c->n - 1])
             c->n++;
+    }
+    make_hull(c);
+}
+
+static double touches_of(const struct hot_lane_stats *lane)
+{
+    double n = 0;
+    for (uint32_t i = 0; i < HOT_AGES; i++)
+        n += lane->distance[i];
+    return n;
+}
+
+/* Adds `weight` times a curve to misses at ascending sizes. */
+static void add_curve(struct miss_curve *mean, const struct miss_curve *c, float weight)
+{
+    uint32_t k = 1;
+    for (uint32_t i = 0; i < mean->n; i++) {
+        float x = mean->size[i];
+        while (k < c->n && c->size[k] <= x)
+            k++;
+        float miss = c->miss[k - 1];
+        if (k < c->n)
+            miss += (x - c->size[k - 1]) / (c->size[k] - c->size[k - 1]) * (c->miss[k] - miss);
+        mean->miss[i] += weight * miss;
+    }
+}
+
+void miss_curve_lanes(struct miss_curve *c, const struct hot_lane_stats *lanes, uint32_t n_lanes,
+                      double epochs)
+{
+    struct miss_curve lane;
+    double touches = 0;
+    float largest = 0;
+    c->n = 0;
+    for (uint32_t i = 0; i < n_lanes; i++) {
+        touches += touches_of(&lanes[i]);
+        miss_curve_make(&lane, lanes[i].distance, touches_of(&lanes[i]) / epochs);
+        if (lane.n > 0 && lane.size[lane.n - 1] > largest)
+            largest = lane.size[lane.n - 1];
+    }
+    if (touches <= 0 || largest <= 0)
+        return;
+    c->n = CURVE_POINTS;
+    for (uint32_t i = 0; i < c->n; i++) { /* closer where curves are steep */
+        float t = (float)i / (CURVE_POINTS - 1);
+        c->size[i] = largest * t * t;
+        c->miss[i] = 0;
+    }
+    for (uint32_t i = 0; i < n_lanes; i++) {
+        double n = touches_of(&lanes[i]);
+        miss_curve_make(&lane, lanes[i].distance, n / epochs);
+        if (lane.n > 0)
+            add_curve(c, &lane, (float)(n / touches));
     }
     make_hull(c);
 }
@@ -71,12 +121,6 @@ float miss_curve_at(const struct miss_curve *c, float slots)
             return c->miss[i - 1] + t * (c->miss[i] - c->miss[i - 1]);
         }
     return c->miss[c->n - 1];
-}
-
-void miss_histogram_decay(double *histogram)
-{
-    for (uint32_t i = 0; i < HOT_AGES; i++)
-        histogram[i] *= 0.5;
 }
 
 /* ---- shares ---- */

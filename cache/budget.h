@@ -9,6 +9,7 @@
 #define CACHE_BUDGET_H
 
 #include "kernels/base.h"
+#include "kernels/core/hot_set.h"
 
 enum { CURVE_POINTS = 64 };
 
@@ -19,16 +20,19 @@ struct miss_curve {
     float size[CURVE_POINTS], miss[CURVE_POINTS];
 };
 
-/* From a histogram of re-use distances in epochs (hot_lane_stats.distance; [HOT_AGES], decayed,
- * summed over lanes), by Denning's working set: a window of w epochs misses what is re-used later
- * than that, and holds one epoch's misses of every shorter window. touches_per_epoch: pages touched
- * per lane and epoch, each touch counted. An empty histogram makes n = 0. */
-void miss_curve_make(struct miss_curve *c, const double *histogram, double touches_per_epoch);
+/* Of one lane, from its re-use distances in epochs (hot_lane_stats.distance), by Denning's working set:
+ * a window of w epochs misses what is re-used later than that, and holds one epoch's misses of every
+ * shorter window. touches_per_epoch counts each touch. Exact for sizes of at least the pages of an
+ * epoch; below, a straight line. An empty histogram makes n = 0. */
+void miss_curve_make(struct miss_curve *c, const uint32_t distance[HOT_AGES],
+                     double touches_per_epoch);
+/* Of a sequence, whose lanes all have the same slots but differ in how restless they are: the mean of
+ * their curves (not the curve of their sum, which is points off), weighted by touches. epochs: how many
+ * the distances were counted in. */
+void miss_curve_lanes(struct miss_curve *c, const struct hot_lane_stats *lanes, uint32_t n_lanes,
+                      double epochs);
 /* Between points on a straight line; beyond the last as the last. Without points: 1. */
 float miss_curve_at(const struct miss_curve *c, float slots);
-
-/* Decays a histogram by half: call before adding what was counted since, each time a curve is made. */
-void miss_histogram_decay(double *histogram);
 
 struct budget_claim {
     const struct miss_curve *curve; /* NULL or empty: nothing known yet: gets `preset` */

@@ -136,7 +136,9 @@ struct hot_home {
     uint16_t **leaves;
     uint32_t *dram_blocks;
     uint32_t max_pages, n_pages; /* n_pages: covered */
-    void *slots;                 /* slot_page, slot_blocks, slot_epoch, slot_flags */
+    double epochs;               /* that distances were counted in, decayed as they are */
+    uint32_t n_decays;
+    void *slots; /* slot_page, slot_blocks, slot_epoch, slot_flags */
     size_t slots_bytes;
 };
 
@@ -327,22 +329,36 @@ void hot_set_step(struct hot_set *h)
     if (++h->step < h->epoch_steps)
         return;
     h->step = 0;
+    home_of(h)->epochs++;
     if (++h->epoch == HOT_EPOCHS)
         h->epoch = 0;
     sweep(h);
 }
 
-void hot_set_collect(struct hot_set *h, struct hot_counts *counts, double *histogram)
+void hot_set_collect(struct hot_set *h, struct hot_counts *counts)
 {
     for (uint32_t lane = 0; lane < h->n_lanes; lane++) {
         struct hot_lane_stats *s = &h->stats[lane];
         counts->hits += s->hits;
         counts->misses += s->misses;
         counts->light_misses += s->light_misses;
-        for (uint32_t i = 0; histogram != NULL && i < HOT_AGES; i++)
-            histogram[i] += s->distance[i];
-        memset(s, 0, sizeof *s);
+        s->hits = s->misses = s->light_misses = 0;
     }
+}
+
+void hot_set_curve(const struct hot_set *h, struct miss_curve *out)
+{
+    double steps = (double)h->step / h->epoch_steps; /* of the epoch that is not over */
+    miss_curve_lanes(out, h->stats, h->n_lanes, home_of(h)->epochs + steps);
+}
+
+void hot_set_decay(struct hot_set *h)
+{
+    uint32_t turn = home_of(h)->n_decays++; /* halves go up and down in turn: no bucket fades */
+    for (uint32_t lane = 0; lane < h->n_lanes; lane++)
+        for (uint32_t i = 0; i < HOT_AGES; i++)
+            h->stats[lane].distance[i] = (h->stats[lane].distance[i] + (i + turn) % 2) / 2;
+    home_of(h)->epochs /= 2;
 }
 
 static void audit_lane(const struct hot_set *h, uint32_t lane)

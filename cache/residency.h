@@ -6,6 +6,7 @@
 #ifndef CACHE_RESIDENCY_H
 #define CACHE_RESIDENCY_H
 
+#include "cache/budget.h"
 #include "kernels/backend.h"
 #include "kernels/core/hot_set.h"
 
@@ -49,9 +50,13 @@ void hot_set_step(struct hot_set *h);
 struct hot_counts {
     uint64_t hits, misses, light_misses;
 };
-/* Adds to *counts and to histogram[HOT_AGES] (hot_lane_stats.distance, over all lanes; NULL: not
- * wanted), and starts anew. */
-void hot_set_collect(struct hot_set *h, struct hot_counts *counts, double *histogram);
+/* Adds to *counts and starts anew. */
+void hot_set_collect(struct hot_set *h, struct hot_counts *counts);
+
+/* The miss-ratio curve of what was touched since it was opened, recent epochs counting more: each call
+ * of hot_set_decay halves what came before. Without touches n = 0. */
+void hot_set_curve(const struct hot_set *h, struct miss_curve *out);
+void hot_set_decay(struct hot_set *h);
 
 /* CHECKs that slots and tables are inverse to each other. */
 void hot_set_audit(const struct hot_set *h);

@@ -239,7 +239,7 @@ static void every_page_lies_where_resolve_says(const char *name)
     good &= x.be->ops->sync(x.be) == OK;
     struct hot_counts n = {0};
     for (uint32_t seq = 0; seq < SEQS - 1; seq++)
-        hot_set_collect(x.hot[seq], &n, NULL);
+        hot_set_collect(x.hot[seq], &n);
     ok(good, "%s: 200 steps, %u lanes, SPILLED and RESIDENT: each page is where its block says",
        name, LANES);
     ok(kept, "%s: masks stay with their pages", name);
@@ -313,7 +313,7 @@ static void light_misses_are_estimated(const char *name)
     for (uint32_t step = 0; step < 60; step++)
         good &= light_misses_became_estimates(step % LAYERS, 0.4f);
     for (uint32_t seq = 0; seq < SEQS - 1; seq++)
-        hot_set_collect(x.hot[seq], &n, NULL);
+        hot_set_collect(x.hot[seq], &n);
     ok(good, "%s: misses below the threshold become estimates, in order, and are there next time",
        name);
     ok(n.light_misses > 100 && n.light_misses < n.misses, "%s: %llu of %llu misses", name,

@@ -354,6 +354,41 @@ static void misuse_is_seen(void)
     close_pair();
 }
 
+static void a_hot_set_knows_its_curve(void)
+{
+    struct miss_curve c, later;
+    struct hot_counts n = {0};
+    uint32_t pages[PICK];
+    open_pair(100, 600);
+    hot_set_curve(pair.h, &c);
+    ok(c.n == 0, "nothing touched: no curve");
+    for (uint32_t step = 0; step < 600; step++) {
+        for (uint32_t lane = 0; lane < LANES; lane++)
+            (void)touch_both(lane, pages, pick(pages, 20));
+        end_step();
+        if (step == 199) { /* from here on the slots are full */
+            hot_set_collect(pair.h, &n);
+            n = (struct hot_counts){0};
+        }
+    }
+    hot_set_curve(pair.h, &c);
+    hot_set_collect(pair.h, &n);
+    double missed = (double)n.misses / (double)(n.hits + n.misses);
+    double said = (double)miss_curve_at(&c, 100);
+    ok(said > missed - 0.02 && said < missed + 0.02, "its curve says %.3f at its size, seen %.3f",
+       said, missed);
+    for (uint32_t i = 0; i < 3; i++)
+        hot_set_decay(pair.h);
+    hot_set_curve(pair.h, &later);
+    bool same = later.n > 2;
+    for (uint32_t slots = 10; slots < 300; slots += 10) {
+        float d = miss_curve_at(&later, (float)slots) - miss_curve_at(&c, (float)slots);
+        same &= d < 0.01f && d > -0.01f;
+    }
+    ok(same, "decay forgets how much, not what");
+    close_pair();
+}
+
 /* A page that was fetched once and not used again leaves before one that was used twice as long ago
  * as HOT_FRESH_AGE allows. */
 static void a_one_off_leaves_first(void)
@@ -464,6 +499,7 @@ int main(void)
     cover_grows_leaf_by_leaf();
     misuse_is_seen();
     a_one_off_leaves_first();
+    a_hot_set_knows_its_curve();
     the_pool_gives_memory_back();
     without_memory_nothing_changes();
     tables_are_small();

@@ -241,7 +241,7 @@ static void a_right_sequence_passes(enum digest_order order, const char *name)
     st = w.be->ops->sync(w.be);
     ok(st == OK, "%s: with light misses %s", name, st == OK ? "" : err_text());
     struct hot_counts n = {0};
-    hot_set_collect(w.row.hot, &n, NULL);
+    hot_set_collect(w.row.hot, &n);
     ok((n.light_misses > 0) == (order == ORDER_BISECT || order == ORDER_KEEP),
        "%s: %llu hits, %llu misses, %llu light", name, (unsigned long long)n.hits,
        (unsigned long long)n.misses, (unsigned long long)n.light_misses);
