@@ -83,6 +83,11 @@ void eval_outcome_row(cJSON *row, const struct eval_outcome *o);
 status eval_passkey_rows(struct eval *e, cJSON *rows);
 /* Recall of the heaviest rows over e->rows rows behind e->context; a row for each setting. */
 status eval_robustness_rows(struct eval *e, cJSON *rows);
+/* The tasks of e->tasks at e->lengths, and five questions in turn: e->samples prompts each. */
+status eval_ruler_rows(struct eval *e, cJSON *rows);
+status eval_turns_rows(struct eval *e, cJSON *rows);
+/* Traces of e->modes at e->lengths, for the plug-ins and budgets in the words; needs no run. */
+status eval_planted_rows(struct eval *e, cJSON *rows);
 /* plug-in, options, budget and what it costs, into a row. */
 status eval_setting_row(struct eval *e, cJSON *row, const struct eval_setting *s, uint32_t context);
 

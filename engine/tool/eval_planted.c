@@ -339,19 +339,24 @@ static status run_all(struct eval *e, struct backend *be, cJSON *rows)
     return OK;
 }
 
-static status run(struct eval *e)
+status eval_planted_rows(struct eval *e, cJSON *rows)
 {
     const struct cpu_options cpu = {.isa = e->isa ? e->isa : "auto", .n_threads = e->threads};
-    cJSON *rows = cJSON_GetObjectItem(e->sheet, "rows");
     struct backend *be;
     TRY(cpu_backend_open(&be, &cpu));
     list_defaults(e);
     status st = run_all(e, be, rows);
     be->ops->close(be);
     e->geo = NULL;
-    if (st == OK)
-        sheet_print(stdout, rows, columns, ARRAY_LEN(columns));
     return st;
+}
+
+static status run(struct eval *e)
+{
+    cJSON *rows = cJSON_GetObjectItem(e->sheet, "rows");
+    TRY(eval_planted_rows(e, rows));
+    sheet_print(stdout, rows, columns, ARRAY_LEN(columns));
+    return OK;
 }
 
 const struct eval_command eval_planted = {

@@ -309,12 +309,16 @@ static void preset_passkey(struct eval *e)
     e->context = 7200;
 }
 
+status eval_turns_rows(struct eval *e, cJSON *rows)
+{
+    return run_samples(e, "turns", e->context, e->samples, false, rows);
+}
+
 static status run_turns(struct eval *e)
 {
     TRY(prepare(e, e->context));
     eval_expect(e, e->samples);
-    TRY(run_samples(e, "turns", e->context, e->samples, false,
-                    cJSON_GetObjectItem(e->sheet, "rows")));
+    TRY(eval_turns_rows(e, cJSON_GetObjectItem(e->sheet, "rows")));
     return finish(e, "Answers kept over five turns");
 }
 
@@ -329,9 +333,19 @@ static void list_defaults(struct eval *e)
             e->tasks.v[e->tasks.n++] = tasks_name(i);
 }
 
+status eval_ruler_rows(struct eval *e, cJSON *rows)
+{
+    double length;
+    for (uint32_t i = 0; i < e->lengths.n; i++) {
+        eval_list_number(e->lengths.v[i], &length);
+        for (uint32_t k = 0; k < e->tasks.n; k++)
+            TRY(run_samples(e, e->tasks.v[k], (uint32_t)length, e->samples, false, rows));
+    }
+    return OK;
+}
+
 static status run_ruler(struct eval *e)
 {
-    cJSON *rows = cJSON_GetObjectItem(e->sheet, "rows");
     double length, longest = 0;
     list_defaults(e);
     for (uint32_t i = 0; i < e->lengths.n; i++) {
@@ -341,11 +355,7 @@ static status run_ruler(struct eval *e)
     }
     TRY(prepare(e, (uint32_t)longest));
     eval_expect(e, e->lengths.n * e->tasks.n * e->samples);
-    for (uint32_t i = 0; i < e->lengths.n; i++)
-        for (uint32_t k = 0; k < e->tasks.n; k++) {
-            eval_list_number(e->lengths.v[i], &length);
-            TRY(run_samples(e, e->tasks.v[k], (uint32_t)length, e->samples, false, rows));
-        }
+    TRY(eval_ruler_rows(e, cJSON_GetObjectItem(e->sheet, "rows")));
     return finish(e, "Answers kept");
 }
 
