@@ -36,7 +36,8 @@ struct eval_run {
 
     uint32_t *tokens;    /* [max_positions] */
     uint32_t n, n_dense; /* positions held; leading ones that a prefill computed */
-    uint32_t n_sealed;   /* segments sealed for: */
+    uint32_t n_sealed;   /* segments whose sealed form is in use */
+    uint32_t n_copied;   /* >= n_sealed: whose sealed form is right, for: */
     uint64_t layout_id, digest_id;
     struct sparse_choice sealed_for;  /* plug-ins with digests of their own have no digest id */
     const struct sparse_instance *in; /* of the rows that ran last, with their attention_seq */
@@ -280,14 +281,17 @@ uint32_t eval_run_length(const struct eval_run *r)
 
 /* ---- the sequence ---- */
 
-/* Sealed copies of segments that reach behind the first n positions no longer say what is there. */
+/* Back to n positions: sealed forms of segments that reach behind them are no longer right, and those
+ * that are not due there are not in use. */
 static void unseal(struct eval_run *r, uint32_t n)
 {
-    uint32_t keep = n / SEGMENT_ROWS, per = SEGMENT_ROWS / r->geo.block_rows;
-    for (uint32_t b = keep * per; b < r->n_sealed * per; b++)
+    uint32_t per = SEGMENT_ROWS / r->geo.block_rows, due = segments_due(n);
+    for (uint32_t b = due * per; b < r->n_sealed * per; b++)
         r->mixed[b] = r->home[b];
-    if (r->n_sealed > keep)
-        r->n_sealed = keep;
+    if (r->n_sealed > due)
+        r->n_sealed = due;
+    if (r->n_copied > n / SEGMENT_ROWS)
+        r->n_copied = n / SEGMENT_ROWS;
 }
 
 void eval_run_rewind(struct eval_run *r, uint32_t n)
@@ -397,7 +401,10 @@ static void seal_due(struct eval_run *r, const struct sparse_instance *in)
         uint32_t s = r->n_sealed;
         for (uint32_t b = s * per; b < (s + 1) * per && in->layout_id != 0; b++)
             r->mixed[b] = r->home[b] + r->n_blocks;
+        if (s < r->n_copied)
+            continue;
         attention_seal(r->at, in, s, s, r->home + s * per, r->mixed + s * per);
+        r->n_copied = s + 1;
     }
 }
 
@@ -503,8 +510,10 @@ status eval_run_cost(struct eval_run *r, const struct sparse_choice *c, uint32_t
     out->rows = out->budget + sinks + context - segments * SEGMENT_ROWS;
     out->share = (double)out->budget / context;
     size_t digest = digest_bytes(r, &in.traits);
-    if (in.traits.digest.kind != DIGEST_NONE)
-        digest -= digest_offset(&in.traits.digest);
+    if (in.traits.digest.kind != DIGEST_NONE) { /* mean V is read for what is estimated alone */
+        in.traits.digest.values = false;
+        digest = digest_bytes(r, &in.traits) - digest_offset(&in.traits.digest);
+    }
     out->scan_bytes = (double)digest * segments * r->geo.n_lanes[LANE_SPARSE];
     return OK;
 }

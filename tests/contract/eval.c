@@ -261,8 +261,8 @@ static void planted_tokens_hold_their_share(void)
             least = fmin(least, planted / all);
             most = fmax(most, planted / all);
         }
-        /* Targets planted later take a little from those before. */
-        ok(same && (p.n_tokens == 0 ? most == 0 : least > 0.4 && most < 0.95),
+        /* Targets planted later take from those before, most where queries have much in common. */
+        ok(same && (p.n_tokens == 0 ? most == 0 : least > 0.3 && most < 0.95),
            "%s: one seed, one trace; planted tokens hold %.2f to %.2f", planted_name(m), least,
            most);
         planted_fini(&p);
