@@ -2,7 +2,8 @@
 # make test       set up and run every test     make demo       a chat and a completion, live
 # make bench      against llama.cpp             make lint       layout, includes, analysers
 # make fuzz       FUZZ_S seconds per parser     make format     let clang-format decide
-# make clean      remove what was built         make help       this
+# make quality    write docs/quality.md (TEXT=) make clean      remove what was built
+# make help       this
 #
 # Switches: HOST= PORT= MODEL= ARGS= (serve)  FUZZ_S=30 (fuzz)  SAN=address,undefined|thread
 #           DEBUG=1  CUDA=1  V=1 (show commands)
@@ -66,7 +67,7 @@ PLUGINS := $(B)/tests/plugin/signs.so $(BAD:%=$(B)/tests/plugin/bad-%.so)
 TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/*.c)) $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
 
 .DEFAULT_GOAL := all
-.PHONY: all serve test demo bench lint fuzz format clean help tests fuzzers benches \
+.PHONY: all serve test demo bench quality lint fuzz format clean help tests fuzzers benches \
         format-check deps headers tidy cppcheck analyze force
 all: $(B)/spind $(if $(CUDA),no-cuda)
 .PHONY: no-cuda
@@ -149,6 +150,10 @@ test:
 	+@$(CALL) tests/run
 bench:
 	+@$(CALL) tests/bench/run
+quality: $(B)/spind # pieces that this very program measured before are kept in $(B)/quality
+	@$(if $(MODEL),,$(SETUP)/model.sh)
+	$(B)/spind eval quality --out docs --cache $(B)/quality $(if $(MODEL),--model '$(MODEL)') \
+	    $(if $(TEXT),--text '$(TEXT)') --json $(B)/quality.json
 fuzz:
 	+@$(CALL) FUZZ_S='$(or $(FUZZ_S),30)' tests/fuzz/run
 

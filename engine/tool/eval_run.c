@@ -45,17 +45,6 @@ struct eval_run {
     uint32_t next_id;
 };
 
-/* Segments that are sealed before row n_rows is computed, and the row before which the next one is. */
-static uint32_t segments_due(uint32_t n_rows)
-{
-    return n_rows < SEGMENT_ROWS + TAIL_ROWS ? 0 : (n_rows - TAIL_ROWS) / SEGMENT_ROWS;
-}
-
-static uint32_t next_border(uint32_t n_rows)
-{
-    return (segments_due(n_rows) + 1) * SEGMENT_ROWS + TAIL_ROWS;
-}
-
 /* ---- the watcher ---- */
 
 static void rotate_half(float *v, const float *cos, const float *sin, uint32_t half)
@@ -285,7 +274,7 @@ uint32_t eval_run_length(const struct eval_run *r)
  * that are not due there are not in use. */
 static void unseal(struct eval_run *r, uint32_t n)
 {
-    uint32_t per = SEGMENT_ROWS / r->geo.block_rows, due = segments_due(n);
+    uint32_t per = SEGMENT_ROWS / r->geo.block_rows, due = kv_segments_due(n);
     for (uint32_t b = due * per; b < r->n_sealed * per; b++)
         r->mixed[b] = r->home[b];
     if (r->n_sealed > due)
@@ -390,7 +379,7 @@ static bool sealed_alike(const struct eval_run *r, const struct sparse_instance 
 
 static void seal_due(struct eval_run *r, const struct sparse_instance *in)
 {
-    uint32_t per = SEGMENT_ROWS / r->geo.block_rows, due = segments_due(r->n);
+    uint32_t per = SEGMENT_ROWS / r->geo.block_rows, due = kv_segments_due(r->n);
     if (!sealed_alike(r, in)) {
         unseal(r, 0);
         r->layout_id = in->layout_id;
@@ -448,7 +437,7 @@ static status sparse_step(struct eval_run *r, const struct sparse_instance *in,
 /* Rows of the next step: no more than a batch, and not across a border where a segment is sealed. */
 static uint32_t step_rows(const struct eval_run *r, uint32_t left)
 {
-    uint32_t n = left < EVAL_STEP_ROWS ? left : EVAL_STEP_ROWS, border = next_border(r->n);
+    uint32_t n = left < EVAL_STEP_ROWS ? left : EVAL_STEP_ROWS, border = kv_next_border(r->n);
     return r->n + n > border ? border - r->n : n;
 }
 
@@ -504,7 +493,7 @@ status eval_run_cost(struct eval_run *r, const struct sparse_choice *c, uint32_t
     *out = (struct eval_cost){.budget = context, .rows = context, .share = 1};
     if (in.traits.attends_all)
         return OK;
-    uint32_t segments = segments_due(context), rows = r->geo.block_rows;
+    uint32_t segments = kv_segments_due(context), rows = r->geo.block_rows;
     uint32_t sinks = (in.traits.sinks + rows - 1) / rows * rows;
     out->budget = attention_budget(&in, &r->geo, context);
     out->rows = out->budget + sinks + context - segments * SEGMENT_ROWS;
