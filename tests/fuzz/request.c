@@ -10,6 +10,7 @@ static struct engine_info info;
 static struct request_rules rules;
 static struct token_scratch *scratch;
 static const char *const names[] = {"m"};
+static struct catalog catalog;
 
 /* error.c can answer, too; nothing here does. */
 void exchange_reply(struct exchange *x, const struct reply *r)
@@ -18,12 +19,32 @@ void exchange_reply(struct exchange *x, const struct reply *r)
     (void)r;
 }
 
+static size_t digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d)
+{
+    return digest_offset(d) + (size_t)d->parts * geo->head_dim * (1 + d->outliers);
+}
+
+static void set_up_catalog(void)
+{
+    static const struct backend_ops ops = {.name = "fuzz", .digest_bytes = digest_bytes};
+    static const struct backend be = {&ops};
+    const struct kv_geometry geo = {
+        .block_rows = 16, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 4096};
+    const struct catalog_wish w = {.plugin = "wave", .budget = 0.1, .top_p = 1, .interval = 1};
+    struct sparse_choice c;
+    CHECK(catalog_choose(&w, &c) == OK && catalog_make(&catalog, &be, &geo, &c, 100) == OK);
+}
+
 static void set_up(void)
 {
     struct tokenizer *t;
+    set_up_catalog();
     CHECK(tokenizer_create_bytes(&t) == OK);
-    info = (struct engine_info){
-        .tokenizer = t, .chat = chat_template_chatml(), .vocab = 259, .max_model_len = 4096};
+    info = (struct engine_info){.tokenizer = t,
+                                .chat = chat_template_chatml(),
+                                .vocab = 259,
+                                .max_model_len = 4096,
+                                .catalog = &catalog};
     rules = (struct request_rules){.info = &info,
                                    .names = names,
                                    .n_names = 1,
@@ -44,6 +65,7 @@ static void check_params(const struct request *r)
     CHECK(r->n >= 1 && r->n <= rules.max_n && r->n_prompts >= 1 && r->n_prompts <= MAX_PROMPTS);
     CHECK(r->top_logprobs >= -1 && r->top_logprobs <= 20 && r->prompt_logprobs <= 20);
     CHECK(r->n_stops <= MAX_STOPS && r->n_stop_ids <= MAX_STOP_IDS && r->n_bias <= MAX_BIAS);
+    CHECK(catalog_check(&catalog, &r->sparse) == OK && r->sparse_min_context <= INT32_MAX);
     CHECK(r->model != NULL && r->min_tokens <= r->max_tokens);
     for (uint32_t i = 0; i < r->n_stops; i++)
         CHECK(r->stops[i].len >= 1 && r->stops[i].len <= MAX_STOP_BYTES);
