@@ -133,7 +133,7 @@ $(B)/tests/plugin/bad-%.so: tests/plugin/bad.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call show,SO,$@)
 	$(Q)$(CC) $(filter-out -fPIE,$(CFLAGS)) -fPIC -shared -DBAD_$(shell echo $* | tr a-z A-Z) $< -o $@
-$(B)/tests/unit/sparse: | $(PLUGINS)
+$(B)/tests/unit/sparse $(B)/tests/contract/plugins: | $(PLUGINS)
 .SECONDARY:
 
 tests: $(TESTS) $(B)/tests/text_pipe $(PLUGINS)
