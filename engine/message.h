@@ -73,8 +73,8 @@ struct msg_token {
     uint64_t id;
     uint32_t token, index; /* index: 0 for the first output token */
     uint32_t rank;
-    float logprob;  /* valid if logprobs were asked */
-    uint32_t n_top; /* entries that follow */
+    float logprob;           /* valid if logprobs were asked */
+    uint32_t n_top;          /* entries that follow */
     uint32_t n_light_misses; /* pages that this token had estimated for being absent */
 };
 
