@@ -32,6 +32,12 @@ static int calibrate_run(int argc, char **argv, const struct outside *out)
     return calibrate_verb(argc, argv, default_model(out));
 }
 
+static int locality_run(int argc, char **argv, const struct outside *out)
+{
+    (void)out;
+    return locality_verb(argc, argv);
+}
+
 static int version_run(int argc, char **argv, const struct outside *out)
 {
     (void)argc, (void)argv;
@@ -48,6 +54,7 @@ static const struct verb {
     {"serve", "serve a model over the OpenAI API; 'spind MODEL' is the same", serve_run},
     {"eval", "measure the quality of sparse attention on a model", evaluate_run},
     {"calibrate", "measure which heads look far back, for --head-policy razor", calibrate_run},
+    {"locality", "measure how local recorded selections are", locality_run},
     {"version", "print the version", version_run},
     {"help", "this text", help_run},
 };

@@ -7,5 +7,6 @@
 /* argv: what follows the verb. model: the default model's path, or NULL if it is not there. */
 int eval_verb(int argc, char **argv, const char *model);
 int calibrate_verb(int argc, char **argv, const char *model);
+int locality_verb(int argc, char **argv); /* needs no model */
 
 #endif
