@@ -85,8 +85,9 @@ static void fold_group(const struct calibrate *c, const double *sum, float *scor
 {
     const struct model_shape *s = &eval_run_info(c->run)->shape;
     uint32_t group = s->heads / s->kv_heads;
+    double n = c->n_rows ? c->n_rows : 1;
     for (uint32_t i = 0; i < s->layers * s->heads; i++) {
-        float mean = (float)(sum[i] / (c->n_rows ? c->n_rows : 1));
+        float mean = (float)(sum[i] / n);
         float *to = &score[i / group];
         *to = i % group == 0 || mean > *to ? mean : *to;
     }
@@ -100,9 +101,10 @@ static cJSON *results(const struct calibrate *c)
     cJSON_AddNumberToObject(sheet, "period", c->period);
     cJSON_AddNumberToObject(sheet, "rows_sampled", c->n_rows);
     for (uint32_t i = 0; i < s->layers * s->kv_heads; i++) {
+        uint32_t layer = i / s->kv_heads;
         cJSON *row = cJSON_CreateObject();
         cJSON_AddItemToArray(rows, row);
-        cJSON_AddNumberToObject(row, "layer", i / s->kv_heads);
+        cJSON_AddNumberToObject(row, "layer", layer);
         cJSON_AddNumberToObject(row, "head", i % s->kv_heads);
         cJSON_AddNumberToObject(row, "echo", (double)c->echo_score[i]);
         cJSON_AddNumberToObject(row, "induction", (double)c->induction_score[i]);

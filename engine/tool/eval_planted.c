@@ -115,7 +115,8 @@ static void fill(struct bench *b, const struct planted *t)
         n = t->n - from < CHUNK ? t->n - from : CHUNK;
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t h = 0; h < PLANTED_KV_HEADS; h++) {
-                float *k = qkv_row(b, i) + (HEADS + h) * DIM, *v = k + PLANTED_KV_HEADS * DIM;
+                float *k = qkv_row(b, i) + (size_t)(HEADS + h) * DIM;
+                float *v = k + (size_t)PLANTED_KV_HEADS * DIM;
                 memcpy(k, t->k + ((size_t)h * t->n + from + i) * DIM, DIM * sizeof *k);
                 for (int d = 0; d < DIM; d++)
                     v[d] = planted_normal(&random);
@@ -177,7 +178,7 @@ static status seal_all(struct bench *b, const struct sparse_instance *in)
     for (uint32_t s = 0; s < b->n_segments; s++) {
         for (uint32_t i = s * per; i < (s + 1) * per && in->layout_id != 0; i++)
             b->mixed[i] = b->home[i] + b->n_blocks;
-        attention_seal(b->at, in, s, s, b->home + s * per, b->mixed + s * per);
+        attention_seal(b->at, in, s, s, b->home + (size_t)s * per, b->mixed + (size_t)s * per);
     }
     return be->ops->sync(be);
 }

@@ -123,7 +123,7 @@ static status stretch_rope(struct eval_run *r, double scale)
     struct model *m = r->model;
     uint32_t half = r->geo.head_dim / 2, n = r->max_positions;
     double base = (double)m->info.shape.rope_base * pow(scale, (double)half / (half - 1.0));
-    if (r->be->ops != NULL && m->rope != NULL)
+    if (m->rope != NULL)
         r->be->ops->free(r->be, m->rope, model_rope_bytes(&m->info.shape));
     m->info.shape.max_positions = n;
     m->rope = r->be->ops->alloc(r->be, model_rope_bytes(&m->info.shape));
@@ -369,12 +369,21 @@ static size_t digest_bytes(const struct eval_run *r, const struct sparse_traits 
                                          : r->be->ops->digest_bytes(&r->geo, &t->digest);
 }
 
+static bool same_choice(const struct sparse_choice *a, const struct sparse_choice *b)
+{
+    bool same = a->plugin == b->plugin && a->interval == b->interval && a->budget == b->budget &&
+                a->top_p == b->top_p && a->miss_threshold == b->miss_threshold;
+    for (uint32_t i = 0; i < SPARSE_MAX_OPTIONS; i++)
+        same = same && a->values[i] == b->values[i];
+    return same;
+}
+
 /* Would the segments sealed for this choice be the ones that are there? */
 static bool sealed_alike(const struct eval_run *r, const struct sparse_instance *in)
 {
     if (r->layout_id != in->layout_id || r->digest_id != in->digest_id)
         return false;
-    return in->digest_id != 0 || memcmp(&r->sealed_for, &in->choice, sizeof in->choice) == 0;
+    return in->digest_id != 0 || same_choice(&r->sealed_for, &in->choice);
 }
 
 static void seal_due(struct eval_run *r, const struct sparse_instance *in)
@@ -392,7 +401,7 @@ static void seal_due(struct eval_run *r, const struct sparse_instance *in)
             r->mixed[b] = r->home[b] + r->n_blocks;
         if (s < r->n_copied)
             continue;
-        attention_seal(r->at, in, s, s, r->home + s * per, r->mixed + s * per);
+        attention_seal(r->at, in, s, s, r->home + (size_t)s * per, r->mixed + (size_t)s * per);
         r->n_copied = s + 1;
     }
 }
@@ -461,7 +470,7 @@ static status run_steps(struct eval_run *r, const struct sparse_instance *in,
 /* The instance for a choice and what its sequence keeps from step to step. */
 static status hold_selection(struct eval_run *r, const struct sparse_choice *c)
 {
-    if (r->in != NULL && memcmp(&r->in->choice, c, sizeof *c) == 0)
+    if (r->in != NULL && same_choice(&r->in->choice, c))
         return OK;
     drop_selection(r);
     if ((r->in = attention_instance(r->at, c)) == NULL)

@@ -3,6 +3,8 @@
 #include "engine/tool/eval_run.h"
 #include "engine/tool/keys.h"
 #include "engine/tool/planted.h"
+#include "engine/tool/sheet.h"
+#include "engine/tool/tool.h"
 #include "tests/gguf_writer.h"
 #include "tests/model_rig.h"
 #include "tests/tap.h"
@@ -270,6 +272,87 @@ static void planted_tokens_hold_their_share(void)
     }
 }
 
+/* ---- the verb ---- */
+
+static int verb(const char *line)
+{
+    static char copy[512];
+    char *argv[24], *save;
+    int argc = 0;
+    snprintf(copy, sizeof copy, "%s", line);
+    for (char *w = strtok_r(copy, " ", &save); w; w = strtok_r(NULL, " ", &save))
+        argv[argc++] = w;
+    return eval_verb(argc, argv, model_path);
+}
+
+static void the_verb_writes_what_scripts_read(void)
+{
+    static const char *const keys[] = {
+        "kl_mean",   "kl_p99",        "top1",           "ppl",
+        "ppl_dense", "rows_attended", "selected_share", "scan_bytes"};
+    cJSON *sheet;
+    bool all = true;
+    is_int(verb("kl --plugin wave --budget 0.05 --context 1200 --tokens 20 --exempt-layers 1 "
+                "--json /tmp/spind-eval.json --svg /tmp/spind-eval.svg"),
+           0, "eval kl, over generated prose");
+    rig_must(sheet_load(&sheet, "/tmp/spind-eval.json"));
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        all = all && isfinite(sheet_number(sheet, keys[i]));
+    ok(all && sheet_number(sheet, "kl_mean") > 0 && sheet_number(sheet, "ppl_dense") > 1,
+       "its keys are at the top of the document");
+    cJSON_Delete(sheet);
+    is_int(verb("robustness --plugin oracle,wave --budget 0.1,0.5 --context 1200 --rows 8 "
+                "--json /tmp/spind-eval.json"),
+           0, "eval robustness");
+    rig_must(sheet_load(&sheet, "/tmp/spind-eval.json"));
+    const cJSON *rows = cJSON_GetObjectItem(sheet, "rows");
+    ok(cJSON_GetArraySize(rows) == 4 &&
+           sheet_number(cJSON_GetArrayItem(rows, 1), "mass") >
+               sheet_number(cJSON_GetArrayItem(rows, 0), "mass") &&
+           sheet_number(cJSON_GetArrayItem(rows, 0), "queries") == 8 * (LAYERS - 2) * KV_HEADS,
+       "more budget, more mass; every query counted");
+    cJSON_Delete(sheet);
+    is_int(
+        verb("planted --mode scattered --length 2048 --plugin oracle --budget 0.1 --rows 8 --json "
+             "/tmp/spind-eval.json"),
+        0, "eval planted");
+    rig_must(sheet_load(&sheet, "/tmp/spind-eval.json"));
+    ok(sheet_number(cJSON_GetArrayItem(cJSON_GetObjectItem(sheet, "rows"), 0), "recall") == 1,
+       "an oracle finds all that was planted");
+    cJSON_Delete(sheet);
+    unlink("/tmp/spind-eval.json");
+    unlink("/tmp/spind-eval.svg");
+}
+
+static void wrong_words_are_refused(void)
+{
+    static const struct {
+        const char *line, *says;
+    } bad[] = {
+        {"tea", NULL},
+        {"kl --plugin tea --context 1200 --tokens 8", "there are dense, oracle, quest, wave"},
+        {"kl --budget tea --context 1200 --tokens 8", "share of the context"},
+        {"kl --budget 0 --context 1200 --tokens 8", "share of the context"},
+        {"kl --option tea=1 --context 1200 --tokens 8", "wave, which has outliers"},
+        {"kl --option outliers=3 --context 1200 --tokens 8", "0 to 2"},
+        {"kl --option outliers --context 1200 --tokens 8", "name=value"},
+        {"kl --block-size 9", "8 or 16"},
+        {"kl --context 2500 --tokens 100", "has 2560 positions"},
+        {"kl --text /nowhere --context 1200 --tokens 8", "/nowhere"},
+        {"kl --head-policy tea --context 1200 --tokens 8", "tea"},
+        {"ruler --task tea --length 1024", "niah_single_1"},
+        {"ruler --length 5", "512 to 1048576"},
+        {"planted --mode tea", "scattered"},
+        {"robustness --plugin dense --context 1200 --rows 2", "whole pages"},
+        {"quality", "--out FOLDER"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        int rc = verb(bad[i].line);
+        ok(rc > 0 && (bad[i].says == NULL || strstr(err_text(), bad[i].says)), "'eval %s': %s",
+           bad[i].line, bad[i].says ? err_text() : "there is no such command");
+    }
+}
+
 int main(void)
 {
     make_model();
@@ -286,6 +369,8 @@ int main(void)
     an_oracle_picks_what_the_keys_say();
     a_permuted_page_says_whose_rows_it_holds();
     costs_are_those_of_the_plan();
+    the_verb_writes_what_scripts_read();
+    wrong_words_are_refused();
     unlink(model_path);
     return tap_done();
 }
