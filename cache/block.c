@@ -92,7 +92,7 @@ void block_list_remove(struct blocks *bs, struct block_list *l, enum block_link 
 status blocks_init(struct blocks *bs, uint32_t n)
 {
     const struct block_list empty = {BLOCK_NONE, BLOCK_NONE, 0};
-    *bs = (struct blocks){.n = n, .twins = empty, .streams = {empty, empty}};
+    *bs = (struct blocks){.n = n, .twins = empty, .behind = empty, .streams = {empty, empty}};
     for (int i = 0; i < BLOCK_STATES; i++)
         bs->in[i] = empty;
     bs->all = mem_try_alloc((size_t)n * sizeof(*bs->all));
@@ -122,7 +122,7 @@ uint32_t block_next(const struct blocks *bs)
 
 static void check_empty(const struct block *b)
 {
-    CHECK(b->refs == 0 && b->pins == 0 && b->on == 0);
+    CHECK(b->refs == 0 && b->pins == 0 && b->on == 0 && b->held == 0);
     CHECK(b->node == BLOCK_NONE && b->group == BLOCK_NONE && b->before == BLOCK_NONE &&
           b->record == BLOCK_NONE);
     for (int c = 0; c < LANE_CLASSES; c++)
@@ -177,7 +177,7 @@ void blocks_audit(const struct blocks *bs)
         n_in[b->state]++;
         for (int k = 0; k < LINKS; k++)
             n_on[k] += b->on >> k & 1;
-        CHECK((b->state == BLOCK_ACTIVE) == (b->refs > 0 || b->pins > 0));
+        CHECK(b->state == BLOCK_ACTIVE || (b->refs == 0 && b->pins == 0));
         if (b->state == BLOCK_FREE)
             CHECK(b->node == BLOCK_NONE && b->refs == 0);
     }
@@ -188,7 +188,9 @@ void blocks_audit(const struct blocks *bs)
     CHECK(n_on[LINK_STATE] + n_in[BLOCK_ACTIVE] == bs->n);
     CHECK(n_on[LINK_TWIN] == bs->twins.n);
     CHECK(n_on[LINK_STREAM] == bs->streams[TIER_HBM].n + bs->streams[TIER_DRAM].n);
+    CHECK(n_on[LINK_BEHIND] == bs->behind.n);
     audit_list(bs, &bs->twins, LINK_TWIN);
+    audit_list(bs, &bs->behind, LINK_BEHIND);
     audit_list(bs, &bs->streams[TIER_HBM], LINK_STREAM);
     audit_list(bs, &bs->streams[TIER_DRAM], LINK_STREAM);
 }

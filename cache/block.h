@@ -55,6 +55,7 @@ enum block_link {
     LINK_STATE,  /* free, or cached in HBM or DRAM */
     LINK_TWIN,   /* SPARSE part in both tiers, needed in HBM at most: DRAM's may be taken */
     LINK_STREAM, /* a STREAM part that no sequence needs, kept for hits: may be taken */
+    LINK_BEHIND, /* rows that will not change, SPARSE part in HBM only: may be written behind */
     LINKS,
 };
 
@@ -69,13 +70,14 @@ struct block {
     uint32_t pins;                      /* operations under way that must find all its places */
     uint32_t node;                      /* its entry in the prefix index, or BLOCK_NONE */
     uint32_t group;                     /* FORM_GROUP: the last block of its segment */
-    uint32_t before;                    /* FORM_GROUP: the block before it in its segment */
-    uint32_t record;                    /* first digest record; of a segment's last block only */
-    uint8_t state, form;                /* enum block_state, block_form */
-    uint8_t on;                         /* bit l: stands on a list of kind l */
-    uint8_t stream_tier;                /* of the list of kind LINK_STREAM that it stands on */
-    bool sealed;                        /* its rows will not be written again: a twin stays true */
-    bool keeps_stream;                  /* a hit at its segment's end needs its STREAM part */
+    uint32_t held;       /* of a group's last block: members with references or pins */
+    uint32_t before;     /* FORM_GROUP: the block before it in its segment */
+    uint32_t record;     /* first digest record; of a segment's last block only */
+    uint8_t state, form; /* enum block_state, block_form */
+    uint8_t on;          /* bit l: stands on a list of kind l */
+    uint8_t stream_tier; /* of the list of kind LINK_STREAM that it stands on */
+    bool sealed;         /* its rows will not be written again: a twin stays true */
+    bool keeps_stream;   /* a hit at its segment's end needs its STREAM part */
     struct block_neighbours link[LINKS];
 };
 
@@ -88,7 +90,7 @@ struct blocks {
     uint32_t n;
     struct block_list
         in[BLOCK_STATES];             /* ACTIVE: not used; cached: least recently released first */
-    struct block_list twins;          /* oldest first */
+    struct block_list twins, behind;  /* oldest first */
     struct block_list streams[TIERS]; /* oldest first */
 };
 

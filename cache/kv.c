@@ -137,6 +137,9 @@ static status create_all(struct kv *kv)
     TRY(create_arenas(kv));
     TRY(create_records(kv));
     TRY(blocks_init(&kv->blocks, n));
+    if (kv_uses(kv, LANE_SPARSE))
+        TRY(leaf_pool_create(&kv->leaves, kv->be, kv->cfg.geo.n_lanes[LANE_SPARSE],
+                             kv->cfg.leaf_bytes > 0 ? kv->cfg.leaf_bytes : UINT64_MAX));
     return prefix_init(&kv->prefix, &prefix);
 }
 
@@ -169,6 +172,8 @@ void kv_destroy(struct kv *kv)
         kv->be->ops->free(kv->be, kv->memory.records,
                           (size_t)kv->cfg.n_records * kv->memory.record_bytes);
     mem_free(kv->records);
+    mem_free(kv->ids);
+    leaf_pool_destroy(kv->leaves);
     for (int c = 0; c < LANE_CLASSES; c++)
         for (int t = 0; t < TIERS; t++)
             places_fini(&kv->place[c][t]);
@@ -223,6 +228,10 @@ void kv_counts(const struct kv *kv, struct kv_counts *out)
         for (int t = 0; t < TIERS; t++)
             out->index_bytes += kv->place[c][t].n * sizeof(*kv->place[c][t].free);
     out->record_bytes_used = kv->n_records_used * kv->memory.record_bytes;
+    out->map_bytes_used = (uint64_t)kv->n_maps_used * kv->cfg.geo.n_lanes[LANE_SPARSE] *
+                          SEGMENT_ROWS * sizeof(uint16_t);
+    out->leaf_bytes = kv->leaves != NULL ? leaf_pool_bytes(kv->leaves) : 0;
+    out->table_bytes += kv->hot_bytes + out->leaf_bytes;
 }
 
 void kv_drop_prefixes(struct kv *kv)

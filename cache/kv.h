@@ -130,7 +130,8 @@ struct kv_seal {
  * ERR_FULL: no room for the copy (permuting a block that others read), and nothing changed. */
 status kv_seq_seal_begin(struct kv *kv, struct kv_seq *s, const uint32_t *tokens,
                          struct kv_seal *out);
-/* After the plug-in has queued its work (or at once if found). SPILLED: the segment goes to DRAM. */
+/* After the plug-in has queued its work (or at once if found), and before any other call. SPILLED: the
+ * segment goes to DRAM. */
 void kv_seq_seal_end(struct kv *kv, struct kv_seq *s, struct kv_seal *seal);
 
 /* ---- residence. All: ERR_FULL when a tier lacks room, and nothing changed. ---- */
@@ -143,6 +144,12 @@ status kv_seq_resize(struct kv *kv, struct kv_seq *s, uint32_t n_slots); /* SPIL
 status kv_seq_pause(struct kv *kv, struct kv_seq *s);                    /* -> PAUSED */
 /* PAUSED -> RESIDENT (n_slots 0) or SPILLED. */
 status kv_seq_resume(struct kv *kv, struct kv_seq *s, uint32_t n_slots);
+/* After a step that attended by plan: nothing of its hot set is in use any more. SPILLED; else it does
+ * nothing. */
+void kv_seq_step(struct kv *kv, struct kv_seq *s);
+/* Adds the re-use distances of its pages' touches since the last call to histogram[HOT_AGES]
+ * (cache/budget.h). */
+void kv_seq_reuse(struct kv *kv, struct kv_seq *s, double *histogram);
 /* Gives everything back. The struct may be opened again. */
 void kv_seq_close(struct kv *kv, struct kv_seq *s);
 

@@ -23,7 +23,7 @@ static void audit_block(const struct kv *kv, struct tally *t, uint32_t id)
     const struct block *b = kv_block(kv, id);
     if (b->state == BLOCK_FREE)
         return;
-    CHECK(b->pins == 0);
+    CHECK(b->pins == 0 && (b->state == BLOCK_ACTIVE) == (b->refs > 0));
     for (int c = 0; c < LANE_CLASSES; c++) {
         bool somewhere = false;
         for (int tier = 0; tier < TIERS; tier++) {
@@ -32,6 +32,10 @@ static void audit_block(const struct kv *kv, struct tally *t, uint32_t id)
             somewhere |= there;
             if (there)
                 name_place(kv, t, c, tier, b->at[c][tier]);
+            bool behind = b->on >> LINK_BEHIND & 1;
+            bool up_only = b->at[LANE_SPARSE][KV_HBM] != BLOCK_NONE &&
+                           b->at[LANE_SPARSE][KV_DRAM] == BLOCK_NONE;
+            CHECK(behind == (up_only && (b->sealed || b->state == BLOCK_CACHED_HBM)));
             if (!there || b->need[c][tier] > 0)
                 continue;
             /* Nobody needs it: so it is on a list from which it may be taken. */
@@ -57,6 +61,7 @@ static void audit_group(const struct kv *kv, const struct block *last, uint32_t 
         before = b->before;
     }
     CHECK(before == BLOCK_NONE);
+    CHECK(last->held == (last->refs > 0 ? kv->segment_blocks : 0));
 }
 
 /* Nodes and blocks name each other. */
@@ -122,6 +127,23 @@ static void audit_entry(const struct kv *kv, const struct kv_seq *s, uint32_t i)
         if (m & PART(c, KV_DRAM))
             CHECK(s->table[c][i] == (b->at[c][KV_DRAM] | BLOCK_IN_DRAM));
     }
+}
+
+static void audit_hot(const struct kv *kv, const struct kv_seq *s, struct tally *t)
+{
+    CHECK((s->hot != NULL) == (s->residence == KV_SPILLED));
+    if (s->hot == NULL) {
+        CHECK(s->n_slots == 0);
+        return;
+    }
+    CHECK(s->hot->n_slots == s->n_slots);
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        CHECK(s->hot->slot_blocks[i] == s->own->slots[i]);
+        name_place(kv, t, LANE_SPARSE, KV_HBM, s->own->slots[i]);
+    }
+    for (uint32_t i = 0; i < kv_sealed_blocks(kv, s); i++)
+        CHECK(s->hot->dram_blocks[i] == kv_block(kv, s->own->blocks[i])->at[LANE_SPARSE][KV_DRAM]);
+    hot_set_audit(s->hot);
 }
 
 /* Rules 3 and 4. */
@@ -207,6 +229,7 @@ void kv_audit(const struct kv *kv, struct kv_seq *const *seqs, uint32_t n_seqs)
     audit_index(kv);
     for (uint32_t i = 0; i < n_seqs; i++) {
         audit_seq(kv, seqs[i], &t);
+        audit_hot(kv, seqs[i], &t);
         bytes += kv_table_bytes(kv, seqs[i]);
         n_in[seqs[i]->residence]++;
     }

@@ -36,6 +36,7 @@ void kv_index_attach_group(struct kv *kv, uint32_t last, const uint32_t *blocks)
         b->group = blocks[n - 1];
         b->before = i > 0 ? blocks[i - 1] : BLOCK_NONE;
         kv->prefix.nodes[node].n_groups++;
+        kv_block(kv, blocks[n - 1])->held += b->refs > 0 || b->pins > 0;
     }
 }
 
@@ -168,6 +169,37 @@ static bool has_all(const struct kv *kv, const struct block *b, enum kv_tier t)
     return true;
 }
 
+static void stand_on(struct blocks *bs, struct block_list *l, enum block_link kind, uint32_t id,
+                     bool on)
+{
+    if (on == (bs->all[id].on >> kind & 1))
+        return;
+    if (on)
+        block_list_append(bs, l, kind, id);
+    else
+        block_list_remove(bs, l, kind, id);
+}
+
+static void relist(struct kv *kv, uint32_t id)
+{
+    struct block *b = kv_block(kv, id);
+    struct blocks *bs = &kv->blocks;
+    const block_id *at = b->at[LANE_SPARSE];
+    bool up = at[KV_HBM] != BLOCK_NONE, down = at[KV_DRAM] != BLOCK_NONE, loose = b->pins == 0;
+    stand_on(bs, &bs->twins, LINK_TWIN, id,
+             loose && up && down && b->need[LANE_SPARSE][KV_DRAM] == 0);
+    stand_on(bs, &bs->behind, LINK_BEHIND, id,
+             loose && up && !down && (b->sealed || b->state == BLOCK_CACHED_HBM));
+    if (b->on >> LINK_STREAM & 1) /* it may have changed its tier */
+        block_list_remove(bs, &bs->streams[b->stream_tier], LINK_STREAM, id);
+    for (uint8_t t = 0; t < TIERS && loose; t++)
+        if (b->at[LANE_STREAM][t] != BLOCK_NONE && b->need[LANE_STREAM][t] == 0) {
+            block_list_append(bs, &bs->streams[t], LINK_STREAM, id);
+            b->stream_tier = t;
+            break;
+        }
+}
+
 /* One place fewer that is taken in DRAM; false: all are needed. */
 static bool dram_reclaim(struct kv *kv, enum lane_class c)
 {
@@ -175,7 +207,7 @@ static bool dram_reclaim(struct kv *kv, enum lane_class c)
     if (c == LANE_SPARSE && bs->twins.n > 0) {
         uint32_t id = bs->twins.first;
         part_free(kv, kv_block(kv, id), LANE_SPARSE, KV_DRAM);
-        block_list_remove(bs, &bs->twins, LINK_TWIN, id);
+        relist(kv, id);
         return true;
     }
     if (bs->in[BLOCK_CACHED_DRAM].n == 0)
@@ -204,6 +236,12 @@ static enum room room_below(struct kv *kv, const struct block *b)
         enum lane_class c = whole[i];
         if (!kv_uses(kv, c) || b->at[c][KV_DRAM] != BLOCK_NONE || kv->place[c][KV_DRAM].n_free > 0)
             continue;
+        /* If the oldest there is of the same group, it goes with it: whole. */
+        uint32_t oldest = kv->blocks.in[BLOCK_CACHED_DRAM].first;
+        bool twins = c == LANE_SPARSE && kv->blocks.twins.n > 0;
+        if (!twins && b->group != BLOCK_NONE && oldest != BLOCK_NONE &&
+            kv_block(kv, oldest)->group == b->group)
+            return ROOM_NONE;
         return dram_reclaim(kv, c) ? ROOM_LATER : ROOM_NONE;
     }
     return ROOM;
@@ -242,7 +280,7 @@ static bool place_reclaim(struct kv *kv, enum lane_class c, enum kv_tier t)
         if (id == BLOCK_NONE)
             return false;
         part_free(kv, kv_block(kv, id), c, t);
-        block_list_remove(bs, &bs->streams[t], LINK_STREAM, id);
+        relist(kv, id);
         return true;
     }
     if (t == KV_DRAM)
@@ -335,30 +373,16 @@ static bool settle_cached(struct kv *kv, struct block *b)
     return true;
 }
 
-static void relist(struct kv *kv, uint32_t id)
+void kv_block_sealed(struct kv *kv, uint32_t id)
 {
-    struct block *b = kv_block(kv, id);
-    struct blocks *bs = &kv->blocks;
-    bool loose = b->pins == 0, streams = false;
-    bool twin = loose && b->at[LANE_SPARSE][KV_HBM] != BLOCK_NONE &&
-                b->at[LANE_SPARSE][KV_DRAM] != BLOCK_NONE && b->need[LANE_SPARSE][KV_DRAM] == 0;
-    if (twin != (b->on >> LINK_TWIN & 1)) {
-        if (twin)
-            block_list_append(bs, &bs->twins, LINK_TWIN, id);
-        else
-            block_list_remove(bs, &bs->twins, LINK_TWIN, id);
-    }
-    if (b->on >> LINK_STREAM & 1) { /* it may have changed its tier */
-        bool hbm = b->stream_tier == TIER_HBM;
-        block_list_remove(bs, &bs->streams[hbm ? TIER_HBM : TIER_DRAM], LINK_STREAM, id);
-    }
-    for (int t = 0; t < TIERS && loose && !streams; t++) {
-        streams = b->at[LANE_STREAM][t] != BLOCK_NONE && b->need[LANE_STREAM][t] == 0;
-        if (streams) {
-            block_list_append(bs, &bs->streams[t], LINK_STREAM, id);
-            b->stream_tier = (uint8_t)t;
-        }
-    }
+    kv_block(kv, id)->sealed = true;
+    relist(kv, id);
+}
+
+void kv_twin_make(struct kv *kv, uint32_t id)
+{
+    part_copy_down(kv, kv_block(kv, id), LANE_SPARSE);
+    relist(kv, id);
 }
 
 void kv_twin_forget(struct kv *kv, uint32_t id)
@@ -379,29 +403,66 @@ static void block_free(struct kv *kv, uint32_t id)
     block_move(&kv->blocks, id, BLOCK_FREE);
 }
 
+static bool in_use(const struct block *b)
+{
+    return b->refs > 0 || b->pins > 0;
+}
+
+static void settle_unused(struct kv *kv, uint32_t id)
+{
+    struct block *b = kv_block(kv, id);
+    b->pins = 1; /* not a victim of its own move */
+    relist(kv, id);
+    bool stays = settle_cached(kv, b);
+    b->pins = 0;
+    if (!stays) {
+        block_drop(kv, id);
+        return;
+    }
+    block_move(&kv->blocks, id, has_all(kv, b, KV_HBM) ? BLOCK_CACHED_HBM : BLOCK_CACHED_DRAM);
+    relist(kv, id);
+}
+
 void kv_block_settle(struct kv *kv, uint32_t id)
 {
     struct block *b = kv_block(kv, id);
-    if (b->refs == 0 && b->pins == 0 && b->node == BLOCK_NONE) {
+    if (!in_use(b) && b->node == BLOCK_NONE) {
         block_free(kv, id);
+    } else if (!in_use(b)) {
+        settle_unused(kv, id);
+    } else {
+        if (b->pins == 0)
+            trim_active(kv, b);
+        block_move(&kv->blocks, id, BLOCK_ACTIVE);
+        relist(kv, id);
+    }
+}
+
+/* References or pins of the block changed. A group is used as long as one of its blocks is, and what
+ * cannot be dropped whole is nobody's victim. */
+static void use_changed(struct kv *kv, uint32_t id, bool was_in_use)
+{
+    const struct block *b = kv_block(kv, id);
+    if (b->group == BLOCK_NONE || in_use(b) == was_in_use) {
+        kv_block_settle(kv, id);
         return;
     }
-    if (b->pins == 0 && b->refs > 0)
-        trim_active(kv, b);
-    if (b->pins == 0 && b->refs == 0) {
-        b->pins = 1; /* not a victim of its own move */
-        relist(kv, id);
-        bool stays = settle_cached(kv, b);
-        b->pins = 0;
-        if (!stays) {
-            block_drop(kv, id);
-            return;
-        }
-        block_move(&kv->blocks, id, has_all(kv, b, KV_HBM) ? BLOCK_CACHED_HBM : BLOCK_CACHED_DRAM);
-    } else {
-        block_move(&kv->blocks, id, BLOCK_ACTIVE);
+    uint32_t last = b->group, members[MAX_SEGMENT_BLOCKS];
+    if (in_use(b)) {
+        bool first = kv_block(kv, last)->held++ == 0;
+        kv_group_blocks(kv, last, members);
+        for (uint32_t i = 0; i < kv->segment_blocks && first; i++)
+            block_move(&kv->blocks, members[i], BLOCK_ACTIVE);
+        kv_block_settle(kv, id);
+        return;
     }
-    relist(kv, id);
+    CHECK(kv_block(kv, last)->held > 0);
+    if (--kv_block(kv, last)->held > 0)
+        return;
+    kv_group_blocks(kv, last, members);
+    for (uint32_t i = kv->segment_blocks; i-- > 0;)
+        if (kv_block(kv, members[i])->group == last) /* or it was dropped on the way */
+            kv_block_settle(kv, members[i]);
 }
 
 /* ---- references ---- */
@@ -449,9 +510,11 @@ uint32_t kv_block_take(struct kv *kv, part_mask needs)
 
 void kv_block_hold(struct kv *kv, uint32_t id, part_mask needs)
 {
-    need_add(kv_block(kv, id), needs);
-    kv_block(kv, id)->refs++;
-    kv_block_settle(kv, id);
+    struct block *b = kv_block(kv, id);
+    bool was = in_use(b);
+    need_add(b, needs);
+    b->refs++;
+    use_changed(kv, id, was);
 }
 
 void kv_block_release(struct kv *kv, uint32_t id, part_mask needs)
@@ -459,7 +522,7 @@ void kv_block_release(struct kv *kv, uint32_t id, part_mask needs)
     CHECK(kv_block(kv, id)->refs > 0);
     need_take(kv_block(kv, id), needs);
     kv_block(kv, id)->refs--;
-    kv_block_settle(kv, id);
+    use_changed(kv, id, true);
 }
 
 void kv_block_change(struct kv *kv, uint32_t id, part_mask from, part_mask to)
@@ -471,15 +534,16 @@ void kv_block_change(struct kv *kv, uint32_t id, part_mask from, part_mask to)
 
 void kv_block_pin(struct kv *kv, uint32_t id)
 {
+    bool was = in_use(kv_block(kv, id));
     kv_block(kv, id)->pins++;
-    kv_block_settle(kv, id);
+    use_changed(kv, id, was);
 }
 
 void kv_block_unpin(struct kv *kv, uint32_t id)
 {
     CHECK(kv_block(kv, id)->pins > 0);
     kv_block(kv, id)->pins--;
-    kv_block_settle(kv, id);
+    use_changed(kv, id, true);
 }
 
 void kv_block_absorb(struct kv *kv, uint32_t id, uint32_t own, part_mask needs)

@@ -31,6 +31,7 @@
 
 #include "cache/kv.h"
 #include "cache/prefix.h"
+#include "cache/residency.h"
 
 enum { MAX_SEGMENT_BLOCKS = SEGMENT_ROWS / 8 }; /* R is 8 at least */
 
@@ -41,6 +42,7 @@ typedef uint32_t part_mask;
 /* A digest record: of the segment whose last block is `block`. */
 struct record {
     uint64_t digest_id;
+    bool has_map;   /* of a permuting layout */
     uint32_t block; /* BLOCK_NONE: free */
     uint32_t refs;  /* sequences that use it */
     uint32_t next;  /* of the same block; on the free list */
@@ -55,7 +57,7 @@ struct kv {
     struct blocks blocks;
     struct prefix prefix;
     struct record *records; /* [cfg.n_records] */
-    uint32_t free_record, n_records_used;
+    uint32_t free_record, n_records_used, n_maps_used;
     uint32_t doomed;      /* nodes without content, to be dropped with what hangs below */
     enum lane_class main; /* what blocks are counted in: SPARSE, or DENSE, or STREAM */
     uint32_t segment_blocks, stream_sink_blocks;
@@ -64,6 +66,10 @@ struct kv {
     block_id seal_from[MAX_SEGMENT_BLOCKS], seal_to[MAX_SEGMENT_BLOCKS];
     uint32_t seal_fresh[MAX_SEGMENT_BLOCKS];
     bool seal_in_place;
+    struct leaf_pool *leaves;
+    uint64_t hot_bytes; /* of hot sets and their slots */
+    uint32_t *ids;      /* [ids_capacity] scratch: as long as the longest table */
+    uint32_t ids_capacity;
     struct kv_counts counts; /* what is counted as it happens; the rest is filled in kv_counts */
 };
 
@@ -74,6 +80,13 @@ struct kv_seq_private {
     uint32_t capacity;
     uint32_t ring_first;           /* blocks from here on, and the sinks', are in the STREAM ring */
     uint32_t step_begin, step_end; /* rows of the step that the last grow was for */
+    /* SPILLED only. */
+    block_id *slots; /* [slot_capacity], n_slots in use: places of HBM */
+    uint32_t slot_capacity, n_steps;
+    uint32_t n_covered; /* segments that the hot set has leaves for */
+    bool cover_stale;   /* a sealed block has another place in DRAM than the hot set knows */
+    uint64_t hot_bytes;
+    double reuse[HOT_AGES]; /* distances of touches that nobody asked for yet */
 };
 
 /* ---- kv_blocks.c ---- */
@@ -110,6 +123,10 @@ void kv_block_unpin(struct kv *kv, uint32_t id);
 /* `id` takes over the places that it lacks from `own`, whose content is the same. own keeps its
  * references: the caller releases them with no needs left. */
 void kv_block_absorb(struct kv *kv, uint32_t id, uint32_t own, part_mask needs);
+/* Its rows will not change any more. */
+void kv_block_sealed(struct kv *kv, uint32_t id);
+/* Writes it behind; a place of DRAM is free. */
+void kv_twin_make(struct kv *kv, uint32_t id);
 /* What is in DRAM is about to be out of date: nobody may need it. */
 void kv_twin_forget(struct kv *kv, uint32_t id);
 /* Copies one block's parts of a class to another block. */
@@ -158,18 +175,28 @@ status kv_seq_reserve(struct kv *kv, struct kv_seq *s, uint32_t n_blocks); /* ER
 /* First block that rows from `row` on attend in STREAM lanes, beside the sinks. */
 uint32_t kv_ring_start(const struct kv *kv, uint32_t row);
 bool kv_keeps_stream(const struct kv *kv, uint32_t i);
+uint32_t *kv_residence_count(struct kv *kv, enum kv_residence r);
 /* Block i becomes `id`, which is equal and the index's; ours is given back. */
 void kv_seq_adopt(struct kv *kv, struct kv_seq *s, uint32_t i, uint32_t id);
 
 /* ---- kv_open.c ---- */
-status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t *n_hit);
+status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t min_slots,
+                   uint32_t *n_hit);
+
+/* ---- kv_spill.c ---- */
+status kv_hot_open(struct kv *kv, struct kv_seq *s);
+void kv_hot_close(struct kv *kv, struct kv_seq *s); /* gives its slots back too */
+/* Says where the sealed pages lie, and takes the slots. ERR_MEMORY, ERR_FULL: no leaves. */
+status kv_hot_fill(struct kv *kv, struct kv_seq *s, uint32_t n_slots);
+/* Only the first; segments that are sealed already are said again without failing. */
+status kv_hot_cover(struct kv *kv, struct kv_seq *s, uint32_t n_segments);
 
 /* ---- kv_seal.c ---- */
 uint32_t kv_record_find(const struct kv *kv, uint32_t block, uint64_t digest_id);
 void kv_record_hold(struct kv *kv, uint32_t record);
 void kv_record_release(struct kv *kv, uint32_t record);
 void kv_records_free(struct kv *kv, uint32_t block); /* all of a block's */
-/* Offers the sealed segment; false: it must stay private. */
-bool kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uint32_t *tokens);
+/* Offers the sealed segment. */
+void kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uint32_t *tokens);
 
 #endif

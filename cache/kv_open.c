@@ -157,10 +157,10 @@ struct cost {
 };
 
 static void add_cost(const struct kv *kv, const struct kv_seq *s, const struct hit *h, uint32_t i,
-                     enum kv_residence residence, struct cost *k)
+                     struct cost *k)
 {
     const struct block *b = kv_block(kv, h->sources[i]);
-    part_mask needs = kv_seq_needs(kv, s, i, residence);
+    part_mask needs = kv_seq_needs(kv, s, i, s->residence);
     bool fresh = is_fresh(kv, s, h, i);
     for (int c = 0; c < LANE_CLASSES; c++)
         for (int t = 0; t < TIERS; t++) {
@@ -190,12 +190,13 @@ static void add_rest(const struct kv *kv, const struct hit *h, struct cost *k)
 
 /* By how many blocks it does not fit; 0: it does. */
 static uint32_t excess(const struct kv *kv, const struct kv_seq *s, const struct hit *h,
-                       enum kv_residence residence)
+                       uint32_t n_slots)
 {
     struct cost k = {0};
     uint32_t most = 0;
     for (uint32_t i = 0; i < h->n; i++)
-        add_cost(kv, s, h, i, residence, &k);
+        add_cost(kv, s, h, i, &k);
+    k.n[LANE_SPARSE][KV_HBM] += s->residence == KV_SPILLED ? n_slots : 0;
     add_rest(kv, h, &k);
     for (int c = 0; c < LANE_CLASSES; c++)
         for (int t = 0; t < TIERS; t++) {
@@ -214,11 +215,11 @@ static void stand_at(const struct kv *kv, struct kv_seq *s, const struct hit *h)
     s->n_segments = sealed_segments(kv, s, h);
 }
 
-static void shorten_to_fit(const struct kv *kv, struct kv_seq *s, struct hit *h)
+static void shorten_to_fit(const struct kv *kv, struct kv_seq *s, struct hit *h, uint32_t n_slots)
 {
     uint32_t over;
     stand_at(kv, s, h);
-    while (h->n > 0 && (over = excess(kv, s, h, s->residence)) > 0) {
+    while (h->n > 0 && (over = excess(kv, s, h, n_slots)) > 0) {
         h->n -= over < h->n ? over : h->n;
         limit_by_groups(kv, s, h);
         limit_by_stream(kv, s, h);
@@ -286,8 +287,6 @@ static void take_unpermuted(struct kv *kv, struct kv_seq *s, const struct hit *h
 static void pin_sources(struct kv *kv, const struct hit *h, void (*pin)(struct kv *kv, uint32_t id))
 {
     uint32_t members[MAX_SEGMENT_BLOCKS], per = kv->segment_blocks;
-    for (uint32_t i = h->n; i-- > 0;) /* from the end: LRU by leaf */
-        pin(kv, h->sources[i]);
     for (uint32_t g = 0; g < ARRAY_LEN(h->fresh_end); g++) {
         if (h->fresh_end[g] == 0)
             continue;
@@ -295,6 +294,8 @@ static void pin_sources(struct kv *kv, const struct hit *h, void (*pin)(struct k
         for (uint32_t i = per; i-- > h->fresh_end[g] - (h->groups + g) * per;)
             pin(kv, members[i]);
     }
+    for (uint32_t i = h->n; i-- > 0;) /* from the end: LRU by leaf, and ancestors last */
+        pin(kv, h->sources[i]);
 }
 
 static void take_all(struct kv *kv, struct kv_seq *s, const struct hit *h)
@@ -319,20 +320,56 @@ static void take_all(struct kv *kv, struct kv_seq *s, const struct hit *h)
         s->own->records[g] = r;
         kv_record_hold(kv, r);
     }
+    for (uint32_t i = 0; i < kv_sealed_blocks(kv, s); i++)
+        kv_block_sealed(kv, s->own->blocks[i]);
     s->n_shared = h->n;
 }
 
-status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t *n_hit)
+/* RESIDENT, unless more of the hit fits SPILLED. */
+static void choose_residence(const struct kv *kv, struct kv_seq *s, struct hit *h,
+                             uint32_t min_slots)
+{
+    uint32_t all = h->n;
+    shorten_to_fit(kv, s, h, 0);
+    uint32_t resident = h->n;
+    if (resident == all || !s->layout.seals || !kv_uses(kv, LANE_SPARSE))
+        return;
+    for (int spilled = 1; spilled >= 0; spilled--) {
+        s->residence = spilled ? KV_SPILLED : KV_RESIDENT;
+        h->n = spilled ? all : resident;
+        limit_by_groups(kv, s, h);
+        shorten_to_fit(kv, s, h, min_slots);
+        if (spilled && h->n > resident && s->n_segments > 0)
+            return;
+    }
+}
+
+static status open_spilled(struct kv *kv, struct kv_seq *s, uint32_t min_slots)
+{
+    kv->counts.n_resident--;
+    kv->counts.n_spilled++;
+    TRY(kv_hot_open(kv, s));
+    return kv_hot_fill(kv, s, min_slots);
+}
+
+status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t min_slots,
+                   uint32_t *n_hit)
 {
     struct hit h = {0};
     TRY(chain_find(kv, s, o, &h));
     limit_by_groups(kv, s, &h);
     limit_by_stream(kv, s, &h);
-    shorten_to_fit(kv, s, &h);
+    choose_residence(kv, s, &h, min_slots);
     status st = kv_seq_reserve(kv, s, h.n);
-    if (st == OK)
+    if (st != OK) {
+        s->n_segments = 0;
+        s->residence = KV_RESIDENT;
+    } else {
         take_all(kv, s, &h);
+        *n_hit = h.n * kv->cfg.geo.block_rows;
+    }
     mem_free(h.nodes);
-    *n_hit = st == OK ? h.n * kv->cfg.geo.block_rows : 0;
+    if (st == OK && s->residence == KV_SPILLED)
+        st = open_spilled(kv, s, min_slots);
     return st;
 }

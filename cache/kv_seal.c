@@ -30,6 +30,14 @@ void kv_record_release(struct kv *kv, uint32_t record)
     kv->records[record].refs--;
 }
 
+static void record_give_back(struct kv *kv, uint32_t r)
+{
+    kv->n_maps_used -= kv->records[r].has_map;
+    kv->records[r] = (struct record){.block = BLOCK_NONE, .next = kv->free_record};
+    kv->free_record = r;
+    kv->n_records_used--;
+}
+
 static void record_free(struct kv *kv, uint32_t r)
 {
     struct block *b = kv_block(kv, kv->records[r].block);
@@ -40,9 +48,7 @@ static void record_free(struct kv *kv, uint32_t r)
         link = &kv->records[*link].next;
     }
     *link = kv->records[r].next;
-    kv->records[r] = (struct record){.block = BLOCK_NONE, .next = kv->free_record};
-    kv->free_record = r;
-    kv->n_records_used--;
+    record_give_back(kv, r);
 }
 
 void kv_records_free(struct kv *kv, uint32_t block)
@@ -65,7 +71,7 @@ static bool free_unused_record(struct kv *kv)
     return false;
 }
 
-static status record_take(struct kv *kv, uint64_t digest_id, uint32_t *out)
+static status record_take(struct kv *kv, const struct kv_seq *s, uint32_t *out)
 {
     while (kv->free_record == BLOCK_NONE && (free_unused_record(kv) || kv_drop_oldest(kv)))
         ;
@@ -74,17 +80,13 @@ static status record_take(struct kv *kv, uint64_t digest_id, uint32_t *out)
         return err(ERR_FULL, "all %u digest records are in use", kv->cfg.n_records);
     kv->free_record = kv->records[r].next;
     kv->n_records_used++;
-    kv->records[r] = (struct record){.digest_id = digest_id, .block = BLOCK_NONE, .refs = 1};
+    kv->records[r] = (struct record){.digest_id = s->layout.digest_id,
+                                     .has_map = kv_permutes(s),
+                                     .block = BLOCK_NONE,
+                                     .refs = 1};
+    kv->n_maps_used += kv_permutes(s);
     *out = r;
     return OK;
-}
-
-/* Taken, and not attached to a block after all. */
-static void record_give_back(struct kv *kv, uint32_t r)
-{
-    kv->records[r] = (struct record){.block = BLOCK_NONE, .next = kv->free_record};
-    kv->free_record = r;
-    kv->n_records_used--;
 }
 
 static void record_attach(struct kv *kv, uint32_t r, uint32_t block)
@@ -141,13 +143,13 @@ static void group_attach(struct kv *kv, const struct kv_seq *s, uint32_t segment
     kv_index_attach_group(kv, at, blocks);
 }
 
-bool kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uint32_t *tokens)
+void kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uint32_t *tokens)
 {
     uint32_t first = first_of(kv, segment), known[MAX_SEGMENT_BLOCKS];
     uint32_t last = group_find(kv, s, segment, tokens);
     if (last == BLOCK_NONE) {
         group_attach(kv, s, segment, tokens, s->own->blocks + first);
-        return true;
+        return;
     }
     /* Theirs is equal; ours goes, with its record. */
     uint32_t own = s->own->records[segment], theirs = kv_block(kv, last)->record;
@@ -157,7 +159,6 @@ bool kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uin
     s->own->records[segment] = theirs;
     for (uint32_t i = 0; i < kv->segment_blocks; i++)
         kv_seq_adopt(kv, s, first + i, known[i]);
-    return true;
 }
 
 /* ---- begin ---- */
@@ -192,6 +193,25 @@ static bool fits(const struct kv *kv, const struct kv_seq *s)
         if (n[c] > kv_places_available(kv, (enum lane_class)c, KV_HBM))
             return false;
     return true;
+}
+
+/* The sealed segment of a SPILLED sequence goes to DRAM. rewritten: what is there is out of date. */
+static bool dram_fits(const struct kv *kv, const struct kv_seq *s, const uint32_t *blocks,
+                      bool rewritten)
+{
+    uint32_t missing = 0, twins = 0;
+    for (uint32_t i = 0; i < kv->segment_blocks && s->residence == KV_SPILLED; i++) {
+        const struct block *b = kv_block(kv, blocks[i]);
+        missing += rewritten || b->at[LANE_SPARSE][KV_DRAM] == BLOCK_NONE;
+        twins += !rewritten && kv_part_is_spare(b, LANE_SPARSE, KV_DRAM);
+    }
+    return missing + twins <= kv_places_available(kv, LANE_SPARSE, KV_DRAM);
+}
+
+static status no_dram(const struct kv *kv)
+{
+    return err(ERR_FULL, "a sealed segment needs %u blocks of DRAM, %u are free or evictable",
+               kv->segment_blocks, kv_places_available(kv, LANE_SPARSE, KV_DRAM));
 }
 
 static void take_fresh(struct kv *kv, struct kv_seq *s)
@@ -253,14 +273,14 @@ static status take_group(struct kv *kv, struct kv_seq *s, uint32_t last)
     kv_group_blocks(kv, last, known);
     for (uint32_t i = per; i-- > 0;)
         kv_block_pin(kv, known[i]);
-    bool fits = group_fits(kv, s, known);
-    if (fits) {
+    bool can = group_fits(kv, s, known) && dram_fits(kv, s, known, false);
+    if (can) {
         lend_stream(kv, s, known);
         for (uint32_t i = per; i-- > 0;)
             kv_block_release(kv, s->own->blocks[first + i],
                              kv_seq_needs(kv, s, first + i, s->residence));
     }
-    for (uint32_t i = 0; i < per && fits; i++) {
+    for (uint32_t i = 0; i < per && can; i++) {
         part_mask needs = kv_seq_needs(kv, s, first + i, s->residence);
         for (int c = 0; c < LANE_CLASSES; c++)
             if ((needs & PART(c, KV_HBM)) && kv_block(kv, known[i])->at[c][KV_HBM] == BLOCK_NONE)
@@ -271,7 +291,7 @@ static status take_group(struct kv *kv, struct kv_seq *s, uint32_t last)
     }
     for (uint32_t i = per; i-- > 0;)
         kv_block_unpin(kv, known[i]);
-    return fits ? OK : err(ERR_FULL, "no room in HBM for a segment that was sealed before");
+    return can ? OK : err(ERR_FULL, "no room for a segment that was sealed before");
 }
 
 static void name_blocks(struct kv *kv, const struct kv_seq *s, struct kv_seal *out)
@@ -293,6 +313,8 @@ static status begin_in_order(struct kv *kv, struct kv_seq *s, struct kv_seal *ou
     uint32_t last = s->own->blocks[first_of(kv, s->n_segments) + kv->segment_blocks - 1];
     kv->seal_in_place = true;
     out->record = BLOCK_NONE;
+    if (!dram_fits(kv, s, s->own->blocks + first_of(kv, s->n_segments), false))
+        return no_dram(kv);
     if (s->layout.digest_id == 0) {
         out->found = true; /* nothing to keep */
         return OK;
@@ -303,7 +325,7 @@ static status begin_in_order(struct kv *kv, struct kv_seq *s, struct kv_seal *ou
         kv_record_hold(kv, out->record);
         return OK;
     }
-    TRY(record_take(kv, s->layout.digest_id, &out->record));
+    TRY(record_take(kv, s, &out->record));
     record_attach(kv, out->record, last);
     return OK;
 }
@@ -322,7 +344,9 @@ static status begin_permuted(struct kv *kv, struct kv_seq *s, const uint32_t *to
         kv_record_hold(kv, out->record);
         return OK;
     }
-    TRY(record_take(kv, s->layout.digest_id, &out->record));
+    if (!dram_fits(kv, s, s->own->blocks + first, true))
+        return no_dram(kv);
+    TRY(record_take(kv, s, &out->record));
     kv->seal_in_place = nobody_else_reads(kv, s, shares);
     if (!kv->seal_in_place && !fits(kv, s)) {
         record_give_back(kv, out->record);
@@ -345,6 +369,8 @@ status kv_seq_seal_begin(struct kv *kv, struct kv_seq *s, const uint32_t *tokens
     CHECK(s->layout.seals && kv->sealing == NULL && s->residence != KV_PAUSED);
     CHECK(first_of(kv, s->n_segments + 1) <= s->n_blocks);
     *out = (struct kv_seal){.segment = s->n_segments};
+    if (s->hot != NULL) /* leaves are asked for while nothing has changed */
+        TRY(kv_hot_cover(kv, s, s->n_segments + 1));
     if (kv_permutes(s))
         TRY(begin_permuted(kv, s, tokens, out));
     else
@@ -368,6 +394,23 @@ static void replace_blocks(struct kv *kv, struct kv_seq *s)
     }
 }
 
+/* SPILLED: the segment is needed in DRAM now. */
+static void move_to_dram(struct kv *kv, struct kv_seq *s, uint32_t first, uint32_t end)
+{
+    const part_mask from = PART(LANE_SPARSE, KV_HBM), to = PART(LANE_SPARSE, KV_DRAM);
+    for (uint32_t i = first; i < end; i++)
+        kv_block_pin(kv, s->own->blocks[i]);
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t id = s->own->blocks[i];
+        if (kv_block(kv, id)->at[LANE_SPARSE][KV_DRAM] == BLOCK_NONE)
+            kv_part_make(kv, id, LANE_SPARSE, KV_DRAM);
+        kv_block_change(kv, id, from, to);
+        kv_block_unpin(kv, id);
+        kv_seq_entry(kv, s, i);
+    }
+    CHECK(kv_hot_cover(kv, s, s->n_segments) == OK); /* begin has seen to it */
+}
+
 void kv_seq_seal_end(struct kv *kv, struct kv_seq *s, struct kv_seal *seal)
 {
     uint32_t first = first_of(kv, s->n_segments), end = first + kv->segment_blocks;
@@ -381,8 +424,10 @@ void kv_seq_seal_end(struct kv *kv, struct kv_seq *s, struct kv_seal *seal)
             s->n_shared = s->n_shared > end ? s->n_shared : end;
     }
     for (uint32_t i = first; i < end; i++)
-        kv_block(kv, s->own->blocks[i])->sealed = true;
+        kv_block_sealed(kv, s->own->blocks[i]);
     s->own->records[s->n_segments++] = seal->record;
+    if (s->residence == KV_SPILLED)
+        move_to_dram(kv, s, first, end);
     kv->sealing = NULL;
     seal->from = seal->to = NULL;
 }

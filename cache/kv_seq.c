@@ -97,6 +97,9 @@ status kv_seq_reserve(struct kv *kv, struct kv_seq *s, uint32_t n_blocks)
         if (kv_uses(kv, (enum lane_class)c))
             good = grow_array(&own->table[c], own->capacity, capacity);
     uint32_t n_old = own->capacity > 0 ? own->capacity / per + 1 : 0;
+    if (good && kv->ids_capacity < capacity &&
+        (good = grow_array(&kv->ids, kv->ids_capacity, capacity)))
+        kv->ids_capacity = capacity;
     if (!good || !grow_array(&own->records, n_old, capacity / per + 1))
         return err(ERR_MEMORY, "no memory for a table of %u blocks", capacity);
     for (int c = 0; c < LANE_CLASSES; c++)
@@ -144,7 +147,7 @@ status kv_seq_open(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
     kv->counts.n_resident++;
     if (!kv->cfg.prefix_caching || o->max_hit == 0 || o->n == 0)
         return OK;
-    status st = kv_open_hit(kv, s, o, n_hit);
+    status st = kv_open_hit(kv, s, o, min_slots, n_hit);
     if (st != OK) {
         kv_seq_close(kv, s);
         return st;
@@ -155,7 +158,7 @@ status kv_seq_open(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
     return OK;
 }
 
-static uint32_t *residence_count(struct kv *kv, enum kv_residence r)
+uint32_t *kv_residence_count(struct kv *kv, enum kv_residence r)
 {
     return r == KV_RESIDENT  ? &kv->counts.n_resident
            : r == KV_SPILLED ? &kv->counts.n_spilled
@@ -172,7 +175,8 @@ void kv_seq_close(struct kv *kv, struct kv_seq *s)
     for (uint32_t i = s->n_blocks; i-- > 0;) /* from the end: LRU by leaf */
         kv_block_release(kv, s->own->blocks[i], kv_seq_needs(kv, s, i, s->residence));
     kv->counts.table_bytes -= table_bytes(kv, s->own->capacity);
-    --*residence_count(kv, s->residence);
+    kv_hot_close(kv, s);
+    --*kv_residence_count(kv, s->residence);
     mem_free(s->own->blocks);
     for (int c = 0; c < LANE_CLASSES; c++)
         mem_free(s->own->table[c]);
@@ -224,7 +228,7 @@ static status check_room(const struct kv *kv, const struct kv_seq *s, uint32_t m
 status kv_seq_grow(struct kv *kv, struct kv_seq *s, uint32_t n_rows)
 {
     uint32_t want = kv_blocks_for(kv, n_rows);
-    CHECK(want <= s->max_blocks && s->residence != KV_PAUSED);
+    CHECK(want <= s->max_blocks && s->residence != KV_PAUSED && kv->sealing == NULL);
     uint32_t leaving = kv_uses(kv, LANE_STREAM) ? ring_leaving(kv, s, s->own->step_end) : 0;
     if (want > s->n_blocks) {
         TRY(check_room(kv, s, want - s->n_blocks, leaving));
@@ -278,8 +282,11 @@ void kv_seq_adopt(struct kv *kv, struct kv_seq *s, uint32_t i, uint32_t id)
     move_record(kv, s, i, id);
     kv_block_hold(kv, id, needs);
     kv_block_unpin(kv, id);
+    if (kv_block(kv, own)->sealed)
+        kv_block_sealed(kv, id);
     kv_block_release(kv, own, 0);
     s->own->blocks[i] = id;
+    s->own->cover_stale = true;
     kv_seq_entry(kv, s, i);
 }
 
@@ -313,8 +320,11 @@ void kv_seq_share(struct kv *kv, struct kv_seq *s, const uint32_t *tokens, uint3
             continue;
         }
         CHECK(i % kv->segment_blocks == 0);
-        if (i + kv->segment_blocks > full || !kv_group_share(kv, s, i / kv->segment_blocks, tokens))
-            return;
+        if (i + kv->segment_blocks > full)
+            break;
+        kv_group_share(kv, s, i / kv->segment_blocks, tokens);
         s->n_shared += kv->segment_blocks;
     }
+    if (s->hot != NULL && s->own->cover_stale)
+        CHECK(kv_hot_cover(kv, s, s->n_segments) == OK); /* the leaves are there */
 }

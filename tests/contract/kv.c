@@ -46,7 +46,8 @@ static const struct setting *set;
 static struct kv *kv;
 static struct mirror seqs[MAX_SEQS];
 static uint64_t random_state, next_uid;
-static uint64_t n_rows_read, n_hits, n_unaligned_hits, n_seals, n_found, n_full;
+static uint64_t n_rows_read, n_hits, n_unaligned_hits, n_seals, n_found, n_full, n_spills,
+    n_fetched;
 static const uint64_t salts[3][2] = {{5, 6}, {5, 7}, {4, 6}};
 
 static uint32_t below(uint32_t n)
@@ -203,7 +204,7 @@ static void op_open(struct mirror *m)
     uint32_t room = (SEGMENT_ROWS + TAIL_ROWS) / set->rows, n_hit;
     choose_text(m);
     m->layout = set->only > 0 ? set->only - 1 : below(ARRAY_LEN(layouts));
-    m->max_rows = 1 + below(below(3) == 0 ? 200 : MAX_ROWS);
+    m->max_rows = 1 + below(below(5) == 0 ? 200 : MAX_ROWS);
     m->n_prompt = 1 + below(m->max_rows);
     name_rows(m);
     struct kv_open o = {.salt = {salts[m->salt][0], salts[m->salt][1]},
@@ -294,19 +295,159 @@ static void op_share(struct mirror *m)
     kv_seq_share(kv, &m->seq, m->tokens, min_u32(m->n_computed, m->n_prompt));
 }
 
+/* ---- residence ---- */
+
+static void op_spill(struct mirror *m)
+{
+    uint32_t n_slots = 1 + below(12), before = kv_available(kv), dram = kv_dram_available(kv);
+    uint32_t gain = kv_spill_gain(kv, &m->seq, n_slots);
+    status st = kv_seq_spill(kv, &m->seq, n_slots);
+    if (st != OK) {
+        CHECK(st == ERR_FULL && gain == 0 && m->seq.residence == KV_RESIDENT);
+        CHECK(kv_available(kv) == before && kv_dram_available(kv) == dram);
+        n_full++;
+        return;
+    }
+    CHECK(set->blocks[LANE_DENSE][0] > 0 || gain == 0 || kv_available(kv) == before + gain);
+    n_spills++;
+}
+
+/* Leaves things as they were, or does all of it. */
+static void op_move(struct mirror *m, status (*move)(struct kv *, struct kv_seq *, uint32_t),
+                    uint32_t n_slots, enum kv_residence to)
+{
+    enum kv_residence from = m->seq.residence;
+    uint32_t before = kv_available(kv), dram = kv_dram_available(kv), slots = m->seq.n_slots;
+    status st = move(kv, &m->seq, n_slots);
+    CHECK(m->seq.residence == (st == OK ? to : from));
+    CHECK(m->seq.n_slots == (st != OK ? slots : to == KV_SPILLED ? n_slots : 0));
+    if (st == OK)
+        return;
+    CHECK(st == ERR_FULL && kv_available(kv) == before && kv_dram_available(kv) == dram);
+    n_full++;
+}
+
+static status restore(struct kv *k, struct kv_seq *s, uint32_t n_slots)
+{
+    (void)n_slots;
+    return kv_seq_restore(k, s);
+}
+
+static status pause(struct kv *k, struct kv_seq *s, uint32_t n_slots)
+{
+    (void)n_slots;
+    return kv_seq_pause(k, s);
+}
+
+/* A step of a SPILLED sequence: pages are touched and fetched, and then slots hold what DRAM holds. */
+static void touch_lane(struct mirror *m, uint32_t lane)
+{
+    struct hot_set *h = m->seq.hot;
+    const struct kv_memory *mem = kv_memory(kv);
+    uint32_t n_pages = m->seq.n_segments * (SEGMENT_ROWS / set->rows), pages[64], slots[64], n = 0;
+    struct hot_fetch fetches[64];
+    uint32_t most = min_u32(min_u32(h->n_slots, n_pages), 64);
+    for (uint32_t page = below(3); page < n_pages && n < most; page += 1 + below(n_pages / 8 + 1))
+        pages[n++] = page;
+    uint32_t n_fetches = hot_touch(h, lane, pages, n, slots, fetches);
+    for (uint32_t i = 0; i < n_fetches; i++)
+        memcpy(rig_page(mem, LANE_SPARSE, fetches[i].to, lane),
+               rig_page(mem, LANE_SPARSE, fetches[i].from | BLOCK_IN_DRAM, lane),
+               mem->geo->page_bytes);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK(slots[i] < h->n_slots);
+    n_fetched += n_fetches;
+}
+
+static void check_slots(const struct mirror *m)
+{
+    const struct hot_set *h = m->seq.hot;
+    const struct kv_memory *mem = kv_memory(kv);
+    for (uint32_t lane = 0; lane < h->n_lanes; lane++)
+        for (uint32_t slot = 0; slot < h->n_slots; slot++) {
+            uint32_t page = h->slot_page[(size_t)lane * h->max_slots + slot];
+            if (page == HOT_NO_PAGE)
+                continue;
+            CHECK(m->seq.table[LANE_SPARSE][page] == (h->dram_blocks[page] | BLOCK_IN_DRAM));
+            CHECK(memcmp(rig_page(mem, LANE_SPARSE, h->slot_blocks[slot], lane),
+                         rig_page(mem, LANE_SPARSE, m->seq.table[LANE_SPARSE][page], lane),
+                         mem->geo->page_bytes) == 0);
+        }
+}
+
+static void op_touch(struct mirror *m)
+{
+    for (uint32_t lane = 0; lane < m->seq.hot->n_lanes; lane++)
+        touch_lane(m, lane);
+    check_slots(m);
+    kv_seq_step(kv, &m->seq);
+}
+
+/* Whoever is written behind leaves HBM without a copy. */
+static void op_write_behind(struct mirror *m)
+{
+    struct kv_counts before, after;
+    uint32_t most = 1 + below(100);
+    CHECK(kv_write_behind(kv, most) <= most);
+    if (!m->open || m->seq.residence != KV_RESIDENT || kv_write_behind(kv, 100000) != 0)
+        return;
+    for (uint32_t i = 0; i < 1000 && kv_write_behind(kv, 64) > 0; i++)
+        ;
+    kv_counts(kv, &before);
+    if (before.free[KV_DRAM] == 0 || kv_seq_spill(kv, &m->seq, 2) != OK)
+        return;
+    kv_counts(kv, &after);
+    n_spills++;
+    /* Only what it pushed out of HBM for its slots went down. */
+    CHECK(after.moved_down - before.moved_down <= 2);
+}
+
+static void op_residence(struct mirror *m)
+{
+    uint32_t n_slots = 1 + below(20);
+    switch (m->seq.residence) {
+    case KV_RESIDENT:
+        if (below(4) == 0)
+            op_move(m, pause, 0, KV_PAUSED);
+        else if (m->seq.n_segments > 0 || below(8) == 0)
+            op_spill(m);
+        return;
+    case KV_SPILLED:
+        if (below(3) == 0)
+            op_move(m, kv_seq_resize, n_slots, KV_SPILLED);
+        else if (below(2) == 0)
+            op_move(m, restore, 0, KV_RESIDENT);
+        else if (below(4) == 0)
+            op_move(m, pause, 0, KV_PAUSED);
+        else
+            op_touch(m);
+        return;
+    case KV_PAUSED:
+        if (below(2) == 0 || !m->seq.layout.seals)
+            op_move(m, kv_seq_resume, 0, KV_RESIDENT);
+        else
+            op_move(m, kv_seq_resume, n_slots, KV_SPILLED);
+        return;
+    }
+}
+
 static void run_op(void)
 {
     struct mirror *m = &seqs[below(MAX_SEQS)];
     if (below(500) == 0) {
         kv_drop_prefixes(kv);
+    } else if (below(60) == 0) {
+        op_write_behind(m);
     } else if (!m->open) {
         op_open(m);
-    } else if (m->n_computed == m->max_rows || below(12) == 0) {
-        if (below(2) == 0)
+    } else if ((m->n_computed == m->max_rows && below(4) == 0) || below(25) == 0) {
+        if (below(2) == 0 && m->seq.residence != KV_PAUSED)
             op_share(m);
         kv_seq_close(kv, &m->seq);
         m->open = false;
-    } else if (below(3) > 0) {
+    } else if (m->seq.residence == KV_PAUSED || below(4) == 0) {
+        op_residence(m);
+    } else if (m->n_computed < m->max_rows && below(3) > 0) {
         op_step(m);
     } else {
         op_share(m);
@@ -341,20 +482,29 @@ static void run(const struct setting *setting, uint32_t n_ops)
                             .hash_bits = set->hash_bits};
     memcpy(cfg.blocks, set->blocks, sizeof cfg.blocks);
     CHECK(kv_create(&kv, &rig_backend, &cfg) == OK);
-    n_rows_read = n_hits = n_unaligned_hits = n_seals = n_found = n_full = 0;
+    n_rows_read = n_hits = n_unaligned_hits = n_seals = n_found = n_full = n_spills = n_fetched = 0;
     for (uint32_t i = 0; i < n_ops; i++)
         run_op();
     kv_counts(kv, &c);
     ok(true, "%s: after each of %u operations every row is what was computed", set->what, n_ops);
     printf("# hits %llu (%llu inside a segment), seals %llu (%llu found), refused %llu, down %llu, "
-           "up %llu, rows read %llu\n",
+           "up %llu, spills %llu, restores %llu, pauses %llu, pages fetched %llu, rows read %llu\n",
            (unsigned long long)n_hits, (unsigned long long)n_unaligned_hits,
            (unsigned long long)n_seals, (unsigned long long)n_found, (unsigned long long)n_full,
            (unsigned long long)c.moved_down, (unsigned long long)c.moved_up,
+           (unsigned long long)n_spills, (unsigned long long)c.restores,
+           (unsigned long long)c.pauses, (unsigned long long)n_fetched,
            (unsigned long long)n_rows_read);
     ok(!set->caching || n_hits > n_ops / (set->blocks[LANE_STREAM][0] > 0 ? 2000 : 50),
        "%s: there were hits", set->what);
-    ok(n_seals > n_ops / 100, "%s: and segments were sealed", set->what);
+    ok(n_seals > n_ops / 200, "%s: and segments were sealed", set->what);
+    if (set->blocks[LANE_SPARSE][KV_DRAM] > 0) {
+        ok(n_spills > n_ops / 200 && c.restores > n_ops / 1000, "%s: and spilled and restored",
+           set->what);
+        ok(n_fetched > n_ops / 100, "%s: and pages fetched into hot sets", set->what);
+    }
+    if (set->blocks[LANE_STREAM][KV_DRAM] + set->blocks[LANE_SPARSE][KV_DRAM] > 0)
+        ok(c.pauses > n_ops / 500, "%s: and sequences paused", set->what);
     close_all();
     kv_counts(kv, &c);
     ok(c.free[KV_HBM] == c.total[KV_HBM] && c.free[KV_DRAM] == c.total[KV_DRAM],
