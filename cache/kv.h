@@ -145,11 +145,8 @@ status kv_seq_pause(struct kv *kv, struct kv_seq *s);                    /* -> P
 /* PAUSED -> RESIDENT (n_slots 0) or SPILLED. */
 status kv_seq_resume(struct kv *kv, struct kv_seq *s, uint32_t n_slots);
 /* After a step that attended by plan: nothing of its hot set is in use any more. SPILLED; else it does
- * nothing. */
+ * nothing. Curves for budgets: hot_set_curve(s->hot) (cache/residency.h). */
 void kv_seq_step(struct kv *kv, struct kv_seq *s);
-/* Adds the re-use distances of its pages' touches since the last call to histogram[HOT_AGES]
- * (cache/budget.h). */
-void kv_seq_reuse(struct kv *kv, struct kv_seq *s, double *histogram);
 /* Gives everything back. The struct may be opened again. */
 void kv_seq_close(struct kv *kv, struct kv_seq *s);
 

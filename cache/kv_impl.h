@@ -86,7 +86,6 @@ struct kv_seq_private {
     uint32_t n_covered; /* segments that the hot set has leaves for */
     bool cover_stale;   /* a sealed block has another place in DRAM than the hot set knows */
     uint64_t hot_bytes;
-    double reuse[HOT_AGES]; /* distances of touches that nobody asked for yet */
 };
 
 /* ---- kv_blocks.c ---- */

@@ -21,7 +21,7 @@ static void collect(struct kv *kv, struct kv_seq *s)
     struct hot_counts c = {0};
     if (s->hot == NULL)
         return;
-    hot_set_collect(s->hot, &c, s->own->reuse);
+    hot_set_collect(s->hot, &c);
     kv->counts.page_hits += c.hits;
     kv->counts.page_misses += c.misses;
     kv->counts.light_misses += c.light_misses;
@@ -36,15 +36,6 @@ void kv_seq_step(struct kv *kv, struct kv_seq *s)
     hot_set_step(s->hot);
     if (++s->own->n_steps % COLLECT_STEPS == 0)
         collect(kv, s);
-}
-
-void kv_seq_reuse(struct kv *kv, struct kv_seq *s, double *histogram)
-{
-    collect(kv, s);
-    for (uint32_t i = 0; i < HOT_AGES; i++) {
-        histogram[i] += s->own->reuse[i];
-        s->own->reuse[i] = 0;
-    }
 }
 
 status kv_hot_cover(struct kv *kv, struct kv_seq *s, uint32_t n_segments)
