@@ -18,8 +18,11 @@ enum {
     IDLE_WAIT_US = 1000000,
     DEFAULT_EVENT_BYTES = 4 << 20,
     MIN_SUBMIT_BYTES = 4 << 20,
-    MAX_FAILED_STEPS = 3, /* in a row: the device is gone, not one step */
+    MAX_FAILED_STEPS = 3,    /* in a row: the device is gone, not one step */
+    WRITE_BEHIND_BLOCKS = 4, /* per step: 0.7 MB of the default model, 0.1 ms */
 };
+
+static const double STEP_WEIGHT = 0.1; /* of the last step in the mean of step times */
 
 struct engine {
     struct engine_config cfg;
@@ -28,6 +31,8 @@ struct engine {
     struct backend *be;
     struct model *model;
     struct kv *kv;
+    struct lane_place *lanes; /* [layers * kv_heads] of the geometry */
+    struct attention *at;     /* NULL: the device cannot attend by plan */
     struct mailbox *mail;
     struct sched sched;
     struct step step;
@@ -64,6 +69,24 @@ static status open_model(struct engine *e)
     return err(ERR_ARG, "no model given: spind serve MODEL.gguf");
 }
 
+/* The class of every lane. */
+static status classify(struct engine *e, struct kv_geometry *geo)
+{
+    uint32_t n = geo->layers * geo->kv_heads, sinks = 0, recent = 0;
+    uint8_t *classes = mem_alloc(n);
+    status st = OK;
+    if (e->cfg.heads.name != NULL)
+        st = head_policy_make(&e->cfg.heads, geo->layers, geo->kv_heads, classes, &sinks, &recent);
+    else
+        memset(classes, LANE_SPARSE, n);
+    if (st == OK) {
+        e->lanes = mem_alloc(n * sizeof *e->lanes);
+        kv_geometry_classify(geo, classes, e->lanes, sinks, recent);
+    }
+    mem_free(classes);
+    return st;
+}
+
 static status open_cache(struct engine *e, struct memory_plan *plan)
 {
     const struct model_shape *sh = &model_info(e->model)->shape;
@@ -73,13 +96,26 @@ static status open_cache(struct engine *e, struct memory_plan *plan)
     if (len > sh->max_positions)
         return err(ERR_ARG, "--max-model-len %u: the model has %u positions", len,
                    sh->max_positions);
+    TRY(classify(e, &geo));
     TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
-    TRY(memory_plan_make(plan, &e->cfg, &geo, len, memory_available()));
-    const struct kv_config kc = {.geo = geo,
-                                 .blocks = {{plan->blocks[KV_HBM], plan->blocks[KV_DRAM]}},
-                                 .prefix_caching = e->cfg.prefix_caching,
-                                 .secret = {e->cfg.seed, ~e->cfg.seed}};
+    TRY(memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len,
+                         memory_available()));
+    struct kv_config kc = {.geo = geo,
+                           .n_records = plan->n_records,
+                           .record_lane_bytes = plan->record_lane_bytes,
+                           .prefix_caching = e->cfg.prefix_caching,
+                           .secret = {e->cfg.seed, ~e->cfg.seed}};
+    memcpy(kc.blocks, plan->blocks, sizeof kc.blocks);
     return kv_create(&e->kv, e->be, &kc);
+}
+
+static status open_attention(struct engine *e, const struct memory_plan *plan)
+{
+    const struct model_info *mi = model_info(e->model);
+    if (e->be->ops->score == NULL || e->be->ops->resolve == NULL)
+        return OK;
+    return attention_create(&e->at, e->be, kv_memory(e->kv), mi->shape.heads, mi->attn_scale,
+                            e->cfg.max_batched_tokens, plan->max_model_len);
 }
 
 static void fill_info(struct engine *e, const struct memory_plan *plan)
@@ -99,8 +135,9 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
         .block_rows = e->cfg.block_rows,
         .max_num_seqs = e->cfg.max_num_seqs,
         .max_batched_tokens = e->cfg.max_batched_tokens,
-        .kv_blocks = {plan->blocks[KV_HBM], plan->blocks[KV_DRAM]},
-        .kv_block_bytes = plan->geo.block_bytes[LANE_SPARSE],
+        .kv_blocks = {plan->blocks[LANE_SPARSE][KV_HBM], plan->blocks[LANE_SPARSE][KV_DRAM]},
+        .kv_block_bytes = plan->geo.block_bytes[LANE_SPARSE] + plan->geo.block_bytes[LANE_DENSE] +
+                          plan->geo.block_bytes[LANE_STREAM],
         .n_end_ids = mi->n_end_ids,
         .prefix_caching = e->cfg.prefix_caching,
         .catalog = &e->catalog,
@@ -118,7 +155,9 @@ static status warm_up(struct engine *e)
     uint32_t n_hit;
     TRY(kv_seq_open(e->kv, &seq, &o, 0, &n_hit));
     TRY(kv_seq_grow(e->kv, &seq, 1));
-    const struct batch_seq bs = {.n_rows = 1, .blocks = {seq.table[LANE_SPARSE]}};
+    struct batch_seq bs = {.n_rows = 1};
+    for (int c = 0; c < LANE_CLASSES; c++)
+        bs.blocks[c] = seq.table[c];
     const struct batch b = {.kv = kv_memory(e->kv),
                             .n_rows = 1,
                             .n_seqs = 1,
@@ -132,6 +171,27 @@ static status warm_up(struct engine *e)
     return st;
 }
 
+/* Microseconds to copy a byte between the tiers: what predictions of transfer stand on. */
+static double time_copies(struct engine *e)
+{
+    enum { BYTES = 8 << 20 };
+    char *from = e->be->ops->alloc(e->be, BYTES), *to = e->be->ops->alloc(e->be, BYTES);
+    double us = 0;
+    if (from != NULL && to != NULL) {
+        e->be->ops->copy(e->be, to, from, BYTES); /* touches the pages */
+        (void)e->be->ops->sync(e->be);
+        uint64_t t0 = clock_us();
+        e->be->ops->copy(e->be, from, to, BYTES);
+        (void)e->be->ops->sync(e->be);
+        us = (double)(clock_us() - t0) / BYTES;
+    }
+    if (from != NULL)
+        e->be->ops->free(e->be, from, BYTES);
+    if (to != NULL)
+        e->be->ops->free(e->be, to, BYTES);
+    return us;
+}
+
 static status open_all(struct engine *e, void (*wake)(void *), void *arg)
 {
     struct memory_plan plan = {0};
@@ -141,12 +201,15 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
     TRY(open_model(e));
     uint64_t t1 = clock_us();
     TRY(open_cache(e, &plan));
+    TRY(open_attention(e, &plan));
     size_t events = e->cfg.to_loop_bytes != 0 ? e->cfg.to_loop_bytes : DEFAULT_EVENT_BYTES;
     size_t submit = (size_t)plan.max_model_len * 4 * 4 + MIN_SUBMIT_BYTES;
     TRY(mailbox_create(&e->mail, submit, events, wake, arg));
     e->report.mail = e->mail;
-    sched_init(&e->sched, e->kv, e->cfg.max_num_seqs, e->cfg.max_batched_tokens,
+    sched_init(&e->sched, e->kv, e->at, e->cfg.max_num_seqs, e->cfg.max_batched_tokens,
                e->cfg.prefix_caching);
+    e->sched.headroom = e->cfg.transfer_headroom;
+    e->sched.fetch_us = plan.blocks[LANE_SPARSE][KV_DRAM] > 0 ? time_copies(e) : 0;
     TRY(step_init(&e->step, e->be, e->model, e->kv, &e->sched, &e->report));
     fill_info(e, &plan);
     uint64_t t2 = clock_us();
@@ -161,7 +224,9 @@ static void close_all(struct engine *e)
     if (e->sched.running != NULL)
         sched_fini(&e->sched);
     step_fini(&e->step);
+    attention_destroy(e->at);
     kv_destroy(e->kv);
+    mem_free(e->lanes);
     model_destroy(e->model);
     mailbox_destroy(e->mail);
     if (e->be != NULL)
@@ -206,12 +271,33 @@ struct mailbox *engine_mailbox(struct engine *e)
 
 /* ---- hearing ---- */
 
-static void finish(struct engine *e, struct sequence *q, enum done_reason reason)
+static void finish(struct engine *e, struct sequence *q, enum done_reason reason, const char *why)
 {
-    report_done(&e->report, q, reason, 0);
+    report_done(&e->report, q, reason, 0, why);
     sched_remove(&e->sched, q);
-    sequence_destroy(q);
+    sequence_destroy(q, e->at);
     e->changed = true;
+}
+
+/* Dense or by plan: from the request (the API looked at min_context) and its length, never from load. */
+static status choose_attention(struct engine *e, struct sequence *q)
+{
+    uint32_t longest = q->n_prompt + q->max_tokens;
+    if (q->sparse.plugin == 0 || kv_segments_due(longest) == 0)
+        return OK;
+    if (e->at == NULL)
+        return err(ERR_ARG, "device %s attends everything: sparse attention is not there",
+                   e->be->ops->name);
+    q->in = attention_instance(e->at, &q->sparse);
+    if (q->in == NULL) /* the API checked the choice */
+        return ERR_MEMORY;
+    if (q->in->traits.attends_all) {
+        attention_release(e->at, q->in);
+        q->in = NULL;
+        return OK;
+    }
+    q->keeps = attention_seq_create(e->at, q->in, q->id, longest);
+    return q->keeps != NULL ? OK : err(ERR_MEMORY, "no memory for a sequence's selections");
 }
 
 static void hear_submit(struct engine *e, const struct msg_submit *m)
@@ -221,18 +307,24 @@ static void hear_submit(struct engine *e, const struct msg_submit *m)
         report_refused(&e->report, m);
         return;
     }
+    status st = choose_attention(e, q);
+    if (st != OK) {
+        report_done(&e->report, q, DONE_REFUSED, 0, st == ERR_ARG ? err_text() : NULL);
+        sequence_destroy(q, e->at);
+        return;
+    }
     sched_submit(&e->sched, q);
     e->changed = true;
     /* Nothing to sample and nothing to score: done before it began. */
     if (q->max_tokens == 0 && !sequence_scores_prompt(q))
-        finish(e, q, DONE_LENGTH);
+        finish(e, q, DONE_LENGTH, NULL);
 }
 
 static void hear_cancel(struct engine *e, const struct msg_cancel *m)
 {
     struct sequence *q = sched_find(&e->sched, m->id);
     if (q != NULL) /* else its last event and the cancel crossed */
-        finish(e, q, DONE_CANCELLED);
+        finish(e, q, DONE_CANCELLED, NULL);
 }
 
 static void hear_all(struct engine *e)
@@ -251,18 +343,46 @@ static void hear_all(struct engine *e)
 
 /* ---- telling ---- */
 
+static struct msg_residence residence_now(const struct engine *e, const struct kv_counts *c)
+{
+    struct msg_residence r = {.resident = c->n_resident,
+                              .spilled = c->n_spilled,
+                              .paused = c->n_paused,
+                              .spills = c->spills,
+                              .restores = c->restores,
+                              .pauses = c->pauses,
+                              .moved_down = c->moved_down,
+                              .moved_up = c->moved_up,
+                              .written_behind = c->written_behind,
+                              .page_hits = c->page_hits,
+                              .page_misses = c->page_misses,
+                              .light_misses = c->light_misses,
+                              .fetched_bytes = c->fetched_bytes,
+                              .leaf_bytes = c->leaf_bytes,
+                              .index_bytes = c->index_bytes,
+                              .digest_bytes = c->record_bytes_used,
+                              .map_bytes = c->map_bytes_used,
+                              .segments_sealed = e->sched.segments_sealed,
+                              .segments_found = e->sched.segments_found,
+                              .planned_rows = e->step.planned_rows};
+    for (uint32_t i = 0; i < e->sched.n_running; i++)
+        r.hot_slots += e->sched.running[i]->kv.n_slots;
+    return r;
+}
+
 static void tell_step(struct engine *e)
 {
     struct kv_counts c;
     kv_counts(e->kv, &c);
     struct msg_step *s = &e->stats;
+    s->residence = residence_now(e, &c);
     s->now_us = clock_us();
     s->prompt_tokens = e->step.prompt_tokens;
     s->output_tokens = e->step.output_tokens;
     s->cached_tokens = e->sched.cached_tokens;
     s->queried_tokens = e->sched.queried_tokens;
     s->preemptions = e->sched.preemptions;
-    s->table_bytes = c.table_bytes + c.index_bytes;
+    s->table_bytes = c.table_bytes;
     s->running = e->sched.n_running;
     s->waiting = e->sched.n_waiting;
     for (int tier = 0; tier < 2; tier++) {
@@ -280,10 +400,14 @@ static void tell_admitted(void *arg, struct sequence *q)
     report_scheduled(&e->report, q);
 }
 
-static void tell_refused(void *arg, struct sequence *q)
+static void tell_refused(void *arg, struct sequence *q, status why)
 {
     struct engine *e = arg;
-    finish(e, q, DONE_REFUSED);
+    char text[256];
+    snprintf(text, sizeof text, "%s: lower max_tokens%s, or start the server with more --kv-hbm%s",
+             err_text(), q->in != NULL ? " or the sparse budget" : "",
+             q->in != NULL ? " or --kv-dram" : "");
+    finish(e, q, DONE_REFUSED, why == ERR_FULL ? text : NULL);
 }
 
 /* ---- the thread ---- */
@@ -293,13 +417,23 @@ static void tell_refused(void *arg, struct sequence *q)
 static void audit(const struct engine *e)
 {
     const struct sched *s = &e->sched;
-    struct kv_seq **open = mem_alloc((s->n_running + 1) * sizeof(struct kv_seq *));
+    struct kv_seq **open = mem_alloc((s->n_sequences + 1) * sizeof(struct kv_seq *));
+    uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_running; i++)
-        open[i] = &s->running[i]->kv;
-    kv_audit(e->kv, open, s->n_running);
+        open[n++] = &s->running[i]->kv;
+    for (const struct sequence *q = s->first; q != NULL; q = q->next)
+        if (q->state == SEQUENCE_PAUSED)
+            open[n++] = (struct kv_seq *)(uintptr_t)&q->kv;
+    kv_audit(e->kv, open, n);
     mem_free(open);
 }
 #endif
+
+/* Less than a quarter left, or somebody waits: spilling may be next. */
+static bool hbm_is_short(const struct engine *e)
+{
+    return e->sched.n_waiting > 0 || kv_available(e->kv) < e->info.kv_blocks[KV_HBM] / 4;
+}
 
 static void run_step(struct engine *e)
 {
@@ -311,8 +445,12 @@ static void run_step(struct engine *e)
         snprintf(e->failure, sizeof e->failure, "%s", err_text());
         log_line(LOG_ERROR, "step failed, its requests end with an error: %s", e->failure);
     }
+    /* While the device is idle for a moment anyway; only where HBM is getting short. */
+    if (e->cfg.write_behind && st == OK && hbm_is_short(e))
+        (void)kv_write_behind(e->kv, WRITE_BEHIND_BLOCKS);
     e->stats.steps++;
     e->stats.step_us = clock_us() - start;
+    e->sched.step_us += ((double)e->stats.step_us - e->sched.step_us) * STEP_WEIGHT;
     e->stats.step_tokens = rows;
     e->stats.step_decodes = decodes;
     log_line(LOG_DEBUG, "step %llu: %u rows, %u of them answers, %llu us",

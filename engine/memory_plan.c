@@ -45,47 +45,218 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / 1073741824.0;
+}
+
+/* Bytes of each tier as asked, or chosen. */
+struct wish {
+    uint64_t hbm, dram;
+};
+
+static struct wish choose_bytes(const struct engine_config *cfg, const struct kv_geometry *geo,
+                                uint64_t all_blocks, uint64_t available)
+{
+    uint64_t per_block = geo->block_bytes[LANE_SPARSE] + geo->block_bytes[LANE_DENSE] +
+                         geo->block_bytes[LANE_STREAM];
+    struct wish w = {cfg->kv_hbm_bytes, cfg->kv_dram_bytes};
+    if (w.hbm == 0)
+        w.hbm = available == 0 ? all_blocks * per_block
+                               : min_u64(all_blocks * per_block, available / 4);
+    if (w.dram == ENGINE_KV_AUTO)
+        w.dram = available == 0 ? 0 : min_u64(all_blocks * per_block, available / 8);
+    return w;
+}
+
+/* Blocks of a sequence's ring: sinks, the window, and the rows of one step. */
+static uint64_t ring_blocks(const struct engine_config *cfg, const struct kv_geometry *geo)
+{
+    enum { WINDOW_STEP = 64 };
+    uint64_t rows = (uint64_t)geo->stream_recent + WINDOW_STEP + cfg->max_batched_tokens;
+    return (geo->stream_sinks + rows) / geo->block_rows + 3;
+}
+
+/* DENSE lanes need HBM for every position of both tiers; never more than DENSE_SHARE of it, or hot sets
+ * would have none. */
+static void divide_hbm(struct memory_plan *p, uint64_t rest, uint64_t all_blocks)
+{
+    enum { DENSE_SHARE = 4 }; /* 3 parts of 4 */
+    const size_t *unit = p->geo.block_bytes;
+    uint64_t dram = p->blocks[LANE_SPARSE][KV_DRAM], sparse = 0, dense = 0;
+    if (unit[LANE_SPARSE] == 0) {
+        dense = unit[LANE_DENSE] > 0 ? rest / unit[LANE_DENSE] : 0;
+    } else {
+        uint64_t both = unit[LANE_SPARSE] + unit[LANE_DENSE];
+        uint64_t beyond = min_u64(dram, all_blocks) * unit[LANE_DENSE]; /* of what lies in DRAM */
+        sparse = rest > beyond ? (rest - beyond) / both : 0;
+        if (unit[LANE_DENSE] > 0 && sparse * both < rest / DENSE_SHARE)
+            sparse = rest / DENSE_SHARE / unit[LANE_SPARSE];
+        dense = unit[LANE_DENSE] > 0 ? (rest - sparse * unit[LANE_SPARSE]) / unit[LANE_DENSE] : 0;
+        dense = min_u64(dense, sparse + dram);
+    }
+    p->blocks[LANE_SPARSE][KV_HBM] = (uint32_t)min_u64(sparse, UINT32_MAX / 4);
+    p->blocks[LANE_DENSE][KV_HBM] = (uint32_t)min_u64(dense, UINT32_MAX / 4);
+}
+
+static void divide(struct memory_plan *p, const struct engine_config *cfg, const struct wish *w,
+                   uint64_t all_blocks)
+{
+    const size_t *unit = p->geo.block_bytes;
+    uint64_t hbm = w->hbm, ring = 0;
+    if (unit[LANE_STREAM] > 0) {
+        ring = min_u64(ring_blocks(cfg, &p->geo) * cfg->max_num_seqs * 2, all_blocks);
+        bool alone = unit[LANE_SPARSE] + unit[LANE_DENSE] == 0;
+        ring = min_u64(ring, (alone ? hbm : hbm / 4) / unit[LANE_STREAM]);
+        hbm -= ring * unit[LANE_STREAM];
+        p->blocks[LANE_STREAM][KV_HBM] = (uint32_t)ring;
+    }
+    /* What is paused takes its parts of every class along. */
+    size_t down = unit[LANE_SPARSE] + unit[LANE_DENSE];
+    size_t stream_share = unit[LANE_STREAM] / 4; /* of a long sequence few blocks are in the ring */
+    uint32_t dram =
+        (uint32_t)min_u64(down > 0 ? w->dram / (down + stream_share) : 0, UINT32_MAX / 4);
+    p->blocks[LANE_SPARSE][KV_DRAM] = unit[LANE_SPARSE] > 0 ? dram : 0;
+    p->blocks[LANE_DENSE][KV_DRAM] = unit[LANE_DENSE] > 0 ? dram : 0;
+    if (unit[LANE_STREAM] > 0)
+        p->blocks[LANE_STREAM][KV_DRAM] =
+            (uint32_t)min_u64((w->dram - (uint64_t)dram * down) / unit[LANE_STREAM], ring);
+    divide_hbm(p, hbm, all_blocks);
+}
+
+static void add_up(struct memory_plan *p)
+{
+    uint64_t sparse = (uint64_t)p->blocks[LANE_SPARSE][KV_HBM] + p->blocks[LANE_SPARSE][KV_DRAM];
+    uint64_t per = SEGMENT_ROWS / p->geo.block_rows;
+    for (int c = 0; c < LANE_CLASSES; c++) {
+        p->hbm_bytes += (uint64_t)p->blocks[c][KV_HBM] * p->geo.block_bytes[c];
+        p->dram_bytes += (uint64_t)p->blocks[c][KV_DRAM] * p->geo.block_bytes[c];
+    }
+    if (p->record_lane_bytes == 0 || p->geo.n_lanes[LANE_SPARSE] == 0)
+        return;
+    p->n_records = (uint32_t)(sparse / per + 1);
+    p->record_bytes = (uint64_t)p->n_records * p->geo.n_lanes[LANE_SPARSE] * p->record_lane_bytes;
+}
+
+/* The longest sequence: whole in HBM, or, where it attends by plan, in DRAM. */
+static uint64_t longest_blocks(const struct memory_plan *p)
+{
+    const size_t *unit = p->geo.block_bytes;
+    uint64_t n = UINT32_MAX;
+    if (unit[LANE_SPARSE] > 0) {
+        uint64_t dram = p->spills ? p->blocks[LANE_SPARSE][KV_DRAM] : 0;
+        n = p->blocks[LANE_SPARSE][KV_HBM] > dram ? p->blocks[LANE_SPARSE][KV_HBM] : dram;
+    }
+    if (unit[LANE_DENSE] > 0)
+        n = min_u64(n, p->blocks[LANE_DENSE][KV_HBM]);
+    return n;
+}
+
+static status check_bytes(const struct memory_plan *p, const struct wish *w, uint64_t available)
+{
+    /* Digests that nobody may ask for never touch their memory. */
+    uint64_t all = p->hbm_bytes + p->dram_bytes + (p->spills ? p->record_bytes : 0);
+    if (available != 0 && all > available)
+        return err(ERR_MEMORY,
+                   "the KV arenas and digests (%.1f GiB) are larger than the memory available "
+                   "(%.1f GiB): lower --kv-hbm or --kv-dram",
+                   gib(all), gib(available));
+    for (int c = 0; c < LANE_CLASSES; c++)
+        if (p->geo.block_bytes[c] > 0 && p->blocks[c][KV_HBM] == 0)
+            return err(ERR_MEMORY, "--kv-hbm (%llu bytes) is smaller than one block (%llu bytes)",
+                       (unsigned long long)w->hbm,
+                       (unsigned long long)(p->geo.block_bytes[LANE_SPARSE] +
+                                            p->geo.block_bytes[LANE_DENSE] +
+                                            p->geo.block_bytes[LANE_STREAM]));
+    return OK;
+}
+
+static status check_length(struct memory_plan *p, const struct engine_config *cfg,
+                           uint32_t model_len)
+{
+    uint32_t r = p->geo.block_rows;
+    uint64_t blocks = ((uint64_t)model_len + r - 1) / r;
+    p->max_model_len = (uint32_t)min_u64(model_len, longest_blocks(p) * r);
+    if (p->max_model_len == model_len)
+        return OK;
+    uint64_t per_block = p->geo.block_bytes[LANE_SPARSE] + p->geo.block_bytes[LANE_DENSE];
+    if (cfg->max_model_len != 0)
+        return err(ERR_MEMORY,
+                   "--max-model-len %u needs %.2f GiB of KV, --kv-hbm gives %.2f GiB: raise "
+                   "--kv-hbm%s or lower --max-model-len to %u",
+                   model_len, gib(blocks * per_block), gib(p->hbm_bytes),
+                   p->spills ? " or --kv-dram" : "", p->max_model_len);
+    log_line(LOG_WARN, "max_model_len cut from %u to %u: %s no more", model_len, p->max_model_len,
+             p->spills ? "--kv-hbm and --kv-dram hold" : "--kv-hbm holds");
+    return OK;
+}
+
+static void to_log(void *arg, const char *text)
+{
+    (void)arg;
+    log_line(LOG_INFO, "%s", text);
+}
+
 status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
-                        const struct kv_geometry *geo, uint32_t model_len, uint64_t available_bytes)
+                        const struct kv_geometry *geo, size_t record_lane_bytes, uint32_t model_len,
+                        uint64_t available_bytes)
 {
     uint64_t per_seq = ((uint64_t)model_len + geo->block_rows - 1) / geo->block_rows;
-    uint64_t all = per_seq * cfg->max_num_seqs, unit = geo->block_bytes[LANE_SPARSE];
-    uint64_t hbm = cfg->kv_hbm_bytes / unit, dram = cfg->kv_dram_bytes / unit;
-    if (cfg->kv_hbm_bytes == 0)
-        hbm = available_bytes == 0 ? all : min_u64(all, available_bytes / 4 / unit);
-    if (cfg->kv_dram_bytes == ENGINE_KV_AUTO)
-        dram = available_bytes == 0 ? 0 : min_u64(all, available_bytes / 8 / unit);
-    hbm = min_u64(hbm, UINT32_MAX / 2);
-    dram = min_u64(dram, UINT32_MAX / 2);
-    if (available_bytes != 0 && (hbm + dram) * unit > available_bytes)
-        return err(
-            ERR_MEMORY,
-            "the KV arenas (%.1f GiB) are larger than the memory available (%.1f GiB): lower "
-            "--kv-hbm or --kv-dram",
-            (double)((hbm + dram) * unit) / 1073741824.0, (double)available_bytes / 1073741824.0);
-    if (hbm == 0)
-        return err(ERR_MEMORY, "--kv-hbm is smaller than one block (%llu bytes)",
-                   (unsigned long long)unit);
-    *p = (struct memory_plan){.geo = *geo, .blocks = {(uint32_t)hbm, (uint32_t)dram}};
-    p->max_model_len = (uint32_t)min_u64(model_len, hbm * geo->block_rows);
-    if (p->max_model_len < model_len && cfg->max_model_len != 0)
-        return err(
-            ERR_MEMORY,
-            "--max-model-len %u needs %.2f GiB of KV, --kv-hbm gives %.2f GiB: raise --kv-hbm "
-            "or lower --max-model-len to %u",
-            model_len, (double)(per_seq * unit) / 1073741824.0, (double)(hbm * unit) / 1073741824.0,
-            p->max_model_len);
-    if (p->max_model_len < model_len)
-        log_line(LOG_WARN, "max_model_len cut from %u to %u: --kv-hbm holds no more", model_len,
-                 p->max_model_len);
-    double tokens = (double)hbm * geo->block_rows;
-    log_line(
-        LOG_INFO,
-        "KV cache: blocks of %u positions, %.1f KiB; HBM tier %u blocks, %.2f GiB, %.0f tokens; "
-        "DRAM tier %u blocks, %.2f GiB",
-        geo->block_rows, (double)unit / 1024, p->blocks[0], (double)(hbm * unit) / 1073741824.0,
-        tokens, p->blocks[1], (double)(dram * unit) / 1073741824.0);
-    log_line(LOG_INFO, "Maximum concurrency for %u tokens per request: %.2fx", p->max_model_len,
-             tokens / p->max_model_len);
+    uint64_t all = per_seq * cfg->max_num_seqs;
+    struct wish w = choose_bytes(cfg, geo, all, available_bytes);
+    *p = (struct memory_plan){
+        .geo = *geo, .record_lane_bytes = record_lane_bytes, .spills = cfg->sparse.plugin != 0};
+    divide(p, cfg, &w, all);
+    add_up(p);
+    TRY(check_bytes(p, &w, available_bytes));
+    TRY(check_length(p, cfg, model_len));
+    memory_plan_tell(p, to_log, NULL);
     return OK;
+}
+
+/* ---- telling ---- */
+
+static void tell_class(const struct memory_plan *p, enum lane_class c, const char *name,
+                       void (*line)(void *arg, const char *text), void *arg)
+{
+    char text[256];
+    const uint32_t *n = p->blocks[c];
+    uint64_t unit = p->geo.block_bytes[c];
+    if (unit == 0)
+        return;
+    snprintf(text, sizeof text,
+             "%s: %u lanes, blocks of %u positions, %.1f KiB; HBM tier %u blocks, %.2f GiB, %.0f "
+             "tokens; DRAM tier %u blocks, %.2f GiB",
+             name, p->geo.n_lanes[c], p->geo.block_rows, (double)unit / 1024, n[KV_HBM],
+             gib(n[KV_HBM] * unit), (double)n[KV_HBM] * p->geo.block_rows, n[KV_DRAM],
+             gib(n[KV_DRAM] * unit));
+    line(arg, text);
+}
+
+void memory_plan_tell(const struct memory_plan *p, void (*line)(void *arg, const char *text),
+                      void *arg)
+{
+    char text[256];
+    const struct kv_geometry *g = &p->geo;
+    bool split = g->block_bytes[LANE_DENSE] + g->block_bytes[LANE_STREAM] > 0;
+    tell_class(p, LANE_SPARSE, split ? "KV cache, SPARSE lanes" : "KV cache", line, arg);
+    tell_class(p, LANE_DENSE, "KV cache, DENSE lanes (exempt from selection)", line, arg);
+    tell_class(p, LANE_STREAM, "KV cache, STREAM lanes (sinks and recent rows)", line, arg);
+    if (p->n_records > 0) {
+        snprintf(text, sizeof text,
+                 "digests: room for %u segments of %u positions, %.1f KiB each, %.2f GiB (touched "
+                 "when a segment is sealed)",
+                 p->n_records, SEGMENT_ROWS,
+                 (double)p->record_lane_bytes * g->n_lanes[LANE_SPARSE] / 1024,
+                 gib(p->record_bytes));
+        line(arg, text);
+    }
+    enum lane_class main = g->block_bytes[LANE_SPARSE] > 0 ? LANE_SPARSE : LANE_DENSE;
+    double blocks = p->blocks[main][KV_HBM] + (p->spills ? p->blocks[main][KV_DRAM] : 0.0);
+    double tokens = blocks * g->block_rows;
+    if (g->block_bytes[main] == 0)
+        return;
+    snprintf(text, sizeof text, "Maximum concurrency for %u tokens per request: %.2fx",
+             p->max_model_len, tokens / p->max_model_len);
+    line(arg, text);
 }

@@ -94,7 +94,7 @@ enum done_reason {
     DONE_CANCELLED, /* MSG_CANCEL */
     DONE_NUMERIC,   /* a non-finite logit: this sequence only */
     DONE_DEVICE,    /* the step failed */
-    DONE_REFUSED,   /* larger than the block pool can ever hold, or the engine is quitting */
+    DONE_REFUSED,   /* with a text: this process can never hold it; without: not now */
 };
 
 struct msg_done {
@@ -106,7 +106,7 @@ struct msg_done {
     uint32_t n_cached;           /* prompt tokens found in the prefix cache at first admission */
     uint32_t n_preempted;        /* times it was preempted */
     uint64_t submitted_us, scheduled_us, first_us, last_us; /* engine's clock; 0: never happened */
-    char text[256]; /* DONE_REFUSED: what it would need and what to set; else empty */
+    char text[256]; /* DONE_REFUSED for good: why, and what to set; else empty */
 };
 
 /* What lies where, for /metrics (cache/kv.h names the terms). */

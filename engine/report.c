@@ -79,7 +79,7 @@ void report_token(struct report *r, const struct sequence *q, const struct sampl
 }
 
 void report_done(struct report *r, const struct sequence *q, enum done_reason reason,
-                 uint32_t stop_token)
+                 uint32_t stop_token, const char *why)
 {
     struct msg_done *m = begin(r, MSG_DONE, sizeof *m);
     if (m == NULL)
@@ -96,6 +96,8 @@ void report_done(struct report *r, const struct sequence *q, enum done_reason re
                            .scheduled_us = q->scheduled_us,
                            .first_us = q->first_us,
                            .last_us = q->last_us};
+    if (why != NULL)
+        snprintf(m->text, sizeof m->text, "%s", why);
     end(r);
 }
 

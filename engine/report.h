@@ -16,8 +16,9 @@ void report_scheduled(struct report *r, const struct sequence *q);
 void report_prompt(struct report *r, const struct sequence *q, uint32_t index,
                    const struct sample_row *row);
 void report_token(struct report *r, const struct sequence *q, const struct sample_row *row);
+/* why: of DONE_REFUSED, where the process can never hold it; else NULL. */
 void report_done(struct report *r, const struct sequence *q, enum done_reason reason,
-                 uint32_t stop_token);
+                 uint32_t stop_token, const char *why);
 /* For a submission that never became a sequence. */
 void report_refused(struct report *r, const struct msg_submit *submission);
 void report_step(struct report *r, const struct msg_step *s); /* head is filled in here */

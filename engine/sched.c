@@ -2,13 +2,17 @@
  * nothing of models, messages or clocks, so a test can run it from a seed. */
 #include "engine/sched.h"
 
+#include "cache/budget.h"
+#include "engine/residence.h"
+
 #include <string.h>
 
-void sched_init(struct sched *s, struct kv *kv, uint32_t max_seqs, uint32_t max_rows,
-                bool prefix_caching)
+void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t max_seqs,
+                uint32_t max_rows, bool prefix_caching)
 {
     CHECK(max_seqs > 0 && max_rows >= max_seqs);
     *s = (struct sched){.kv = kv,
+                        .at = at,
                         .max_seqs = max_seqs,
                         .max_rows = max_rows,
                         .prefix_caching = prefix_caching,
@@ -17,12 +21,14 @@ void sched_init(struct sched *s, struct kv *kv, uint32_t max_seqs, uint32_t max_
     s->running = mem_alloc(max_seqs * sizeof *s->running);
     s->plan = mem_alloc(max_seqs * sizeof *s->plan);
     s->buckets = mem_alloc(s->n_buckets * sizeof *s->buckets);
+    s->claims = mem_alloc(max_seqs * sizeof *s->claims);
+    s->curves = mem_alloc(max_seqs * sizeof *s->curves);
 }
 
 static void drop(struct sched *s, struct sequence *q)
 {
     sched_remove(s, q);
-    sequence_destroy(q);
+    sequence_destroy(q, s->at);
 }
 
 void sched_fini(struct sched *s)
@@ -34,6 +40,8 @@ void sched_fini(struct sched *s)
     mem_free(s->running);
     mem_free(s->plan);
     mem_free(s->buckets);
+    mem_free(s->claims);
+    mem_free(s->curves);
 }
 
 /* ---- the id table ---- */
@@ -96,21 +104,25 @@ static void running_take(struct sched *s, struct sequence *q)
     s->n_running--;
 }
 
-/* The one door of sequence states: WAITING -> RUNNING -> WAITING (preempted), any -> DONE. */
+/* The one door of sequence states: WAITING -> RUNNING -> WAITING (preempted) or PAUSED -> RUNNING or
+ * WAITING (preempted after all), any -> DONE. */
 static void sequence_move(struct sched *s, struct sequence *q, enum sequence_state to)
 {
     CHECK(q->state != SEQUENCE_DONE && q->state != to);
-    if (q->state == SEQUENCE_WAITING)
-        queue_take(s, q);
-    if (q->state == SEQUENCE_RUNNING) {
+    CHECK(to != SEQUENCE_PAUSED || q->kv.residence == KV_PAUSED);
+    if (q->state == SEQUENCE_RUNNING)
         running_take(s, q);
+    else
+        queue_take(s, q);
+    if (to == SEQUENCE_WAITING || to == SEQUENCE_DONE) {
         kv_seq_close(s->kv, &q->kv);
-        q->n_computed = q->n_scheduled = 0;
+        q->n_computed = 0;
     }
-    if (to == SEQUENCE_WAITING)
-        queue_insert(s, q);
+    q->n_scheduled = 0;
     if (to == SEQUENCE_RUNNING)
         s->running[s->n_running++] = q;
+    else if (to != SEQUENCE_DONE)
+        queue_insert(s, q);
     q->state = to;
     s->blocked_at = SCHED_NOT_BLOCKED; /* whoever was blocked may fit now */
 }
@@ -134,40 +146,32 @@ void sched_remove(struct sched *s, struct sequence *q)
 
 /* ---- admission ---- */
 
-static uint32_t blocks_for(const struct sched *s, uint32_t rows)
-{
-    uint32_t r = kv_geometry(s->kv)->block_rows;
-    return (uint32_t)(((uint64_t)rows + r - 1) / r);
-}
-
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
 }
 
-static bool is_pinned(const struct sequence *q)
+bool sched_is_pinned(const struct sequence *q)
 {
     return q->n_preempted >= SCHED_MAX_PREEMPTIONS;
 }
 
-/* Blocks this sequence will still take for its tokens and the first stretch of its answer; for all of
- * it if it must not be preempted again. */
-static uint32_t blocks_wanted(const struct sched *s, const struct sequence *q)
+/* Positions that admission reckons with: its tokens and the first stretch of its answer; all of it if
+ * it must not be preempted again. */
+static uint32_t rows_expected(const struct sequence *q)
 {
-    uint32_t output = is_pinned(q) ? q->max_tokens : min_u32(q->max_tokens, SCHED_FIRST_OUTPUT);
+    uint32_t output =
+        sched_is_pinned(q) ? q->max_tokens : min_u32(q->max_tokens, SCHED_FIRST_OUTPUT);
     uint32_t rows = q->n_prompt + output;
-    if (rows < q->n_tokens)
-        rows = q->n_tokens;
-    uint32_t blocks = blocks_for(s, rows);
-    return blocks > q->kv.n_blocks ? blocks - q->kv.n_blocks : 0;
+    return rows < q->n_tokens ? q->n_tokens : rows;
 }
 
 static bool fits_beside_running(const struct sched *s, const struct sequence *q)
 {
-    uint64_t need = blocks_wanted(s, q);
+    uint64_t need = residence_wanted(s, q, rows_expected(q));
     for (uint32_t i = 0; i < s->n_running; i++)
-        need += blocks_wanted(s, s->running[i]);
-    return s->n_running == 0 || need <= kv_available(s->kv);
+        need += residence_wanted(s, s->running[i], rows_expected(s->running[i]));
+    return need <= kv_available(s->kv);
 }
 
 /* Siblings of one prompt wait until the first has prefilled: then they find its blocks. */
@@ -193,24 +197,59 @@ static void count_hits(struct sched *s, struct sequence *q, uint32_t n_hit)
 
 enum admission { ADMITTED, BLOCKED, REFUSED };
 
+/* A hit never covers rows that attend by plan: another sequence may have computed them densely. */
+static struct kv_open open_args(const struct sched *s, const struct sequence *q)
+{
+    struct kv_open o = {.salt = {q->salt[0], q->salt[1]},
+                        .tokens = q->tokens,
+                        .n = q->n_tokens,
+                        .max_rows = q->n_prompt + q->max_tokens};
+    if (s->prefix_caching && !sequence_scores_prompt(q))
+        o.max_hit = (q->in != NULL ? q->n_prompt : q->n_tokens) - 1;
+    if (q->in != NULL)
+        o.layout = (struct kv_layout){
+            .layout_id = q->in->layout_id, .digest_id = q->in->digest_id, .seals = true};
+    return o;
+}
+
+/* Back from DRAM: whole, or with the least it needs while others give. */
+static bool resume(struct sched *s, struct sequence *q, bool whole)
+{
+    if (whole && kv_seq_resume(s->kv, &q->kv, 0) == OK)
+        return true;
+    uint32_t slots = q->in == NULL ? 0 : residence_min_slots(s, q, q->n_tokens);
+    while (kv_seq_resume(s->kv, &q->kv, slots) != OK)
+        if (!residence_squeeze(s))
+            return false;
+    return true;
+}
+
 static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us)
 {
     uint32_t n_hit = 0;
-    bool may_hit = s->prefix_caching && !sequence_scores_prompt(q);
-    const struct kv_open o = {.salt = {q->salt[0], q->salt[1]},
-                              .tokens = q->tokens,
-                              .n = q->n_tokens,
-                              .max_rows = q->n_prompt + q->max_tokens,
-                              .max_hit = may_hit ? q->n_tokens - 1 : 0};
-    status st = kv_seq_open(s->kv, &q->kv, &o, 0, &n_hit);
-    if (st != OK)
-        return REFUSED;
-    if (!fits_beside_running(s, q)) {
-        kv_seq_close(s->kv, &q->kv);
+    bool opens = q->state == SEQUENCE_WAITING;
+    if (opens) {
+        const struct kv_open o = open_args(s, q);
+        uint32_t min_slots = q->in == NULL ? 0 : residence_min_slots(s, q, o.max_rows);
+        s->why_refused = kv_seq_open(s->kv, &q->kv, &o, min_slots, &n_hit);
+        if (s->why_refused != OK)
+            return REFUSED;
+    }
+    bool whole = fits_beside_running(s, q), alone = s->n_running == 0;
+    bool fits = whole || alone || residence_fits_under_pressure(s, q, rows_expected(q));
+    if (fits && !opens && !resume(s, q, whole)) {
+        fits = false;
+        if (alone) /* never: but then rather compute it again than hang */
+            sched_retire(s, q, SEQUENCE_WAITING);
+    }
+    if (!fits) {
+        if (opens)
+            kv_seq_close(s->kv, &q->kv);
         s->blocked_at = kv_available(s->kv);
         return BLOCKED;
     }
-    count_hits(s, q, n_hit);
+    if (opens)
+        count_hits(s, q, n_hit);
     sequence_move(s, q, SEQUENCE_RUNNING);
     if (q->scheduled_us == 0)
         q->scheduled_us = now_us;
@@ -221,7 +260,7 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
  * one is not starved by small ones. */
 static void admit_waiting(struct sched *s, uint64_t now_us,
                           void (*admitted)(void *arg, struct sequence *q),
-                          void (*refuse)(void *arg, struct sequence *q), void *arg)
+                          void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
     for (struct sequence *q = s->first, *next; q != NULL && s->n_running < s->max_seqs; q = next) {
         next = q->next;
@@ -237,26 +276,14 @@ static void admit_waiting(struct sched *s, uint64_t now_us,
                 admitted(arg, q);
             break;
         case BLOCKED: return;
-        case REFUSED: refuse(arg, q); break;
+        case REFUSED: refuse(arg, q, s->why_refused); break;
         }
     }
 }
 
 /* ---- the plan ---- */
 
-/* The youngest that may be preempted. There is one whenever blocks run short: those that are pinned
- * were admitted with all they will ever need. */
-static struct sequence *choose_victim(const struct sched *s)
-{
-    struct sequence *q = NULL;
-    for (uint32_t i = 0; i < s->n_running; i++)
-        if (!is_pinned(s->running[i]) && (q == NULL || s->running[i]->order > q->order))
-            q = s->running[i];
-    CHECK(q != NULL);
-    return q;
-}
-
-static void plan_take(struct sched *s, const struct sequence *q)
+void sched_unplan(struct sched *s, const struct sequence *q)
 {
     for (uint32_t i = 0; i < s->n_plan; i++) {
         if (s->plan[i] != q)
@@ -269,27 +296,62 @@ static void plan_take(struct sched *s, const struct sequence *q)
     }
 }
 
-/* Makes room for `rows` more rows of q, preempting others as long as it must; false if q itself was
- * the victim. */
-static bool grow(struct sched *s, struct sequence *q, uint32_t rows)
+void sched_retire(struct sched *s, struct sequence *q, enum sequence_state to)
 {
-    while (kv_seq_grow(s->kv, &q->kv, q->n_computed + rows) != OK) {
-        struct sequence *victim = choose_victim(s);
-        CHECK(s->n_running > 1); /* a sequence alone always fits: kv_seq_open saw to it */
-        plan_take(s, victim);
-        victim->n_preempted++;
+    sched_unplan(s, q);
+    s->n_retired++;
+    if (to == SEQUENCE_WAITING) {
+        q->n_preempted++;
         s->preemptions++;
-        sequence_move(s, victim, SEQUENCE_WAITING);
-        if (victim == q)
-            return false;
     }
-    return true;
+    sequence_move(s, q, to);
 }
 
-static void plan_add(struct sched *s, struct sequence *q, uint32_t rows)
+/* Rows of q in one step, of `want`: see sched.h on sealing. */
+static uint32_t rows_in_step(const struct sequence *q, uint32_t want)
 {
-    if (!grow(s, q, rows))
-        return;
+    if (q->in == NULL)
+        return want;
+    if (sched_attends_by_plan(q) && q->kv.residence == KV_SPILLED)
+        return 1; /* a hot set serves one row at a time */
+    want = min_u32(want, kv_next_border(q->n_computed) - q->n_computed);
+    return q->n_computed < q->n_prompt ? min_u32(want, q->n_prompt - q->n_computed) : want;
+}
+
+/* Seals what is due before the next row of q. Whose rows are all dense and whose logits were finite may
+ * be shared. ERR_FULL: no room for the copy of a segment that others read. */
+static status seal_due(struct sched *s, struct sequence *q)
+{
+    while (q->in != NULL && q->kv.n_segments < kv_segments_due(q->n_computed)) {
+        struct kv_seal seal;
+        bool shares =
+            q->n_tokens > q->n_prompt && (q->kv.n_segments + 1) * SEGMENT_ROWS <= q->n_prompt;
+        TRY(kv_seq_seal_begin(s->kv, &q->kv, shares ? q->tokens : NULL, &seal));
+        if (!seal.found)
+            attention_seal(s->at, q->in, seal.segment, seal.record, seal.from, seal.to);
+        s->segments_found += seal.found;
+        s->segments_sealed += !seal.found;
+        kv_seq_seal_end(s->kv, &q->kv, &seal);
+    }
+    return OK;
+}
+
+static status prepare_rows(struct sched *s, struct sequence *q, uint32_t rows)
+{
+    TRY(seal_due(s, q));
+    TRY(residence_ensure_slots(s, q, q->n_computed + rows));
+    return kv_seq_grow(s->kv, &q->kv, q->n_computed + rows);
+}
+
+/* Whatever a row needs, while others give; q itself may have to go. */
+static void plan_add(struct sched *s, struct sequence *q, uint32_t want)
+{
+    uint32_t rows = rows_in_step(q, want);
+    while (prepare_rows(s, q, rows) != OK) {
+        if (!residence_make_room(s, q))
+            return;
+        rows = rows_in_step(q, want); /* it may have been spilled */
+    }
     q->n_scheduled = rows;
     s->plan[s->n_plan++] = q;
     s->plan_rows += rows;
@@ -357,16 +419,18 @@ static void plan_prompts(struct sched *s)
 }
 
 bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, struct sequence *q),
-                void (*refuse)(void *arg, struct sequence *q), void *arg)
+                void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
     for (uint32_t i = 0; i < s->n_running; i++)
         s->running[i]->n_scheduled = 0;
     s->n_plan = s->plan_rows = s->plan_decodes = 0;
-    uint64_t preempted = s->preemptions;
+    s->n_steps++;
+    residence_balance(s);
+    uint64_t retired = s->n_retired;
     plan_decodes(s);
     /* Admission before the prompts' share: a short new prompt may overtake a long one at once. After
-     * a preemption nobody is admitted in the same step: that would undo it. */
-    if (s->preemptions == preempted)
+     * somebody had to go nobody is admitted in the same step: that would undo it. */
+    if (s->n_retired == retired)
         admit_waiting(s, now_us, admitted, refuse, arg);
     plan_prompts(s);
     return s->n_plan > 0;

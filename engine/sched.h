@@ -6,10 +6,16 @@
  * most one chunk, short prompts pass long ones, and none waits for ever.
  *
  * Blocks: a sequence is admitted when its prompt and a first stretch of output fit beside what those
- * already running will still need by the same rule. Running sequences that outgrow the arena preempt
- * the youngest, which goes back to its place in the queue with its tokens. Who was preempted
- * MAX_PREEMPTIONS times comes back only when its whole length fits, counts with its whole length
- * from then on, and is not preempted again: so preemptions are bounded, and everything ends. */
+ * already running will still need by the same rule; or, where sequences attend by plan, when all of
+ * them can live with what they cannot do without. Running sequences that outgrow HBM are spilled, then
+ * paused, then preempted (engine/residence.h): who is preempted goes back to its place in the queue with
+ * its tokens. Who was preempted MAX_PREEMPTIONS times comes back only when its whole length fits, counts
+ * with its whole length from then on, and is not preempted again: so preemptions are bounded, and
+ * everything ends.
+ *
+ * Sealing (cache/kv.h): no step of a sequence that attends by plan crosses a border, nor the end of its
+ * prompt; what is due is sealed before the first row behind the border. Several rows that attend by plan
+ * go in one step only when a RESIDENT sequence computes again what it had before a preemption. */
 #ifndef ENGINE_SCHED_H
 #define ENGINE_SCHED_H
 
@@ -26,6 +32,7 @@ enum { SCHED_NOT_BLOCKED = UINT32_MAX };
 
 struct sched {
     struct kv *kv;
+    struct attention *at;        /* seals; NULL: nothing attends by plan */
     uint32_t max_seqs, max_rows; /* per step */
     bool prefix_caching;
     struct sequence *first, *last; /* waiting, in order of submission */
@@ -37,11 +44,21 @@ struct sched {
     uint32_t n_buckets;
     uint32_t n_sequences;
     uint32_t blocked_at; /* kv_available when the queue's head last did not fit; NOT_BLOCKED */
+    status why_refused;  /* of the last sequence that was */
     uint64_t preemptions, queried_tokens, cached_tokens;
+
+    /* residence.c */
+    uint64_t n_steps, spilled_at; /* planned since start; when the last spill was */
+    uint64_t n_retired;           /* times somebody running had to go, one way or another */
+    uint64_t segments_sealed, segments_found;
+    double headroom; /* most predicted time to fetch misses, as a share of step_us; 0: off */
+    double fetch_us, step_us;    /* per byte of a page; a step's, lately. The owner measures */
+    struct budget_claim *claims; /* [max_seqs] scratch */
+    struct miss_curve *curves;   /* [max_seqs] */
 };
 
-void sched_init(struct sched *s, struct kv *kv, uint32_t max_seqs, uint32_t max_rows,
-                bool prefix_caching);
+void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t max_seqs,
+                uint32_t max_rows, bool prefix_caching);
 void sched_fini(struct sched *s); /* destroys every sequence */
 
 void sched_submit(struct sched *s, struct sequence *q);
@@ -49,10 +66,24 @@ struct sequence *sched_find(const struct sched *s, uint64_t id); /* NULL: unknow
 /* Takes it out of queue and table, closes its blocks, state DONE. The caller destroys it. */
 void sched_remove(struct sched *s, struct sequence *q);
 
-/* Decides the next step: plan[] and every member's n_scheduled > 0. Admits and preempts as needed.
- * Sequences that could not be opened at all (no memory, larger than the arena) are handed to
- * refuse(arg, q), which must remove them. Returns false if there is nothing to compute. */
+/* Decides the next step: plan[] and every member's n_scheduled > 0. Admits, spills, pauses and preempts
+ * as needed. Sequences that could not be opened at all are handed to refuse(arg, q, why), which must remove
+ * them: ERR_FULL, larger than the arenas can ever hold; ERR_MEMORY; the text is in err_text(). Returns
+ * false if there is nothing to compute. */
 bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, struct sequence *q),
-                void (*refuse)(void *arg, struct sequence *q), void *arg);
+                void (*refuse)(void *arg, struct sequence *q, status why), void *arg);
+
+/* For residence.c: takes it out of the step being planned, ... */
+void sched_unplan(struct sched *s, const struct sequence *q);
+/* ... and out of the running ones: PAUSED keeps its blocks (the caller paused them), WAITING gives them
+ * up and counts as a preemption. */
+void sched_retire(struct sched *s, struct sequence *q, enum sequence_state to);
+bool sched_is_pinned(const struct sequence *q);
+
+/* Rows of q that attend by plan in a step from its n_computed on; false: they attend everything. */
+static inline bool sched_attends_by_plan(const struct sequence *q)
+{
+    return q->in != NULL && q->kv.n_segments > 0 && q->n_computed >= q->n_prompt;
+}
 
 #endif

@@ -46,8 +46,12 @@ struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uin
     return s;
 }
 
-void sequence_destroy(struct sequence *s)
+void sequence_destroy(struct sequence *s, struct attention *at)
 {
     CHECK(s->kv.own == NULL);
+    if (s->in != NULL)
+        attention_release(at, s->in);
+    if (s->keeps != NULL)
+        attention_seq_destroy(at, s->keeps);
     mem_free(s);
 }

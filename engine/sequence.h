@@ -2,7 +2,8 @@
  *
  * `tokens` holds prompt and output together; `n_computed` of them have K and V in blocks. What is
  * left to compute is one token while decoding, more while prefilling; a preempted sequence starts
- * again from nothing with the same tokens, so preemption and prefill are one path. */
+ * again from nothing with the same tokens, so preemption and prefill are one path. A sequence that attends
+ * by plan computes its prompt densely and everything behind it by plan, the second time too. */
 #ifndef ENGINE_SEQUENCE_H
 #define ENGINE_SEQUENCE_H
 
@@ -11,6 +12,7 @@
 
 enum sequence_state {
     SEQUENCE_WAITING, /* no blocks; in the queue */
+    SEQUENCE_PAUSED,  /* all blocks in DRAM; in the queue */
     SEQUENCE_RUNNING, /* open in the cache */
     SEQUENCE_DONE,    /* MSG_DONE sent; about to be freed */
 };
@@ -49,7 +51,8 @@ struct sequence {
 
 /* Copies the message with its arrays into one piece of memory; NULL: no memory. */
 struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uint64_t now_us);
-void sequence_destroy(struct sequence *s); /* its blocks must be closed */
+/* Its blocks must be closed. at: what its instance is from; NULL where it has none. */
+void sequence_destroy(struct sequence *s, struct attention *at);
 
 static inline uint32_t sequence_n_output(const struct sequence *s)
 {

@@ -1,7 +1,8 @@
 /* Running a plan (step.h): build, run, settle.
  *
  * Blocks are offered to the prefix cache only when a finite logit has been seen behind them: KV of a
- * step that went wrong is never shared (reliability P10). */
+ * step that went wrong is never shared (reliability P10). Nor is what was computed by plan: a hit must
+ * not depend on what another sequence selected. */
 #include "engine/step.h"
 
 #include <string.h>
@@ -12,6 +13,7 @@ status step_init(struct step *st, struct backend *be, struct model *model, struc
     *st = (struct step){.be = be,
                         .model = model,
                         .kv = kv,
+                        .at = sched->at,
                         .sched = sched,
                         .report = report,
                         .max_rows = sched->max_rows,
@@ -84,16 +86,38 @@ static void want_token(struct step *st, const struct sequence *q, uint32_t last_
     r->n_history = q->n_tokens;
 }
 
+static void plan_rows(struct step *st, const struct sequence *q, struct batch_seq *b)
+{
+    b->planned = true;
+    b->first_plan = attention_rows(st->at);
+    CHECK(q->kv.residence == KV_RESIDENT || b->n_rows == 1);
+    for (uint32_t i = 0; i < b->n_rows; i++) {
+        const struct plan_row row = {.row = b->first_row + i,
+                                     .pos = b->first_pos + i,
+                                     .n_segments = q->kv.n_segments,
+                                     .records = q->kv.records,
+                                     .blocks = q->kv.table[LANE_SPARSE],
+                                     .hot = q->kv.hot};
+        attention_add(st->at, q->in, q->keeps, &row);
+    }
+    st->planned_rows += b->n_rows;
+}
+
 static void build(struct step *st)
 {
     const struct sched *s = st->sched;
     st->n_rows = st->n_logits = 0;
+    if (st->at != NULL)
+        attention_begin(st->at);
     for (uint32_t i = 0; i < s->n_plan; i++) {
         const struct sequence *q = s->plan[i];
-        st->seqs[i] = (struct batch_seq){.first_row = st->n_rows,
-                                         .n_rows = q->n_scheduled,
-                                         .first_pos = q->n_computed,
-                                         .blocks = {q->kv.table[LANE_SPARSE]}};
+        struct batch_seq *b = &st->seqs[i];
+        *b = (struct batch_seq){
+            .first_row = st->n_rows, .n_rows = q->n_scheduled, .first_pos = q->n_computed};
+        for (int c = 0; c < LANE_CLASSES; c++)
+            b->blocks[c] = q->kv.table[c];
+        if (sched_attends_by_plan(q))
+            plan_rows(st, q, b);
         memcpy(st->tokens + st->n_rows, q->tokens + q->n_computed, (size_t)q->n_scheduled * 4);
         want_prompt_scores(st, q, st->n_rows);
         st->n_rows += q->n_scheduled;
@@ -113,7 +137,8 @@ static status run(struct step *st)
                             .n_logits = st->n_logits,
                             .tokens = st->tokens,
                             .seqs = st->seqs,
-                            .logit_rows = st->logit_rows};
+                            .logit_rows = st->logit_rows,
+                            .attention = st->at};
     const void *logits = model_forward(st->model, &b);
     if (st->n_logits > 0) {
         const struct sample_args a = {.logits = logits,
@@ -129,9 +154,9 @@ static status run(struct step *st)
 
 static void finish(struct step *st, struct sequence *q, enum done_reason reason, uint32_t token)
 {
-    report_done(st->report, q, reason, token);
+    report_done(st->report, q, reason, token, NULL);
     sched_remove(st->sched, q);
-    sequence_destroy(q);
+    sequence_destroy(q, st->at);
 }
 
 static bool is_stop(const struct sequence *q, uint32_t token)
@@ -159,7 +184,7 @@ static bool settle_scores(struct step *st, struct sequence *q, uint32_t *next, u
 static void settle_token(struct step *st, struct sequence *q, const struct sample_row *r,
                          uint64_t now_us)
 {
-    kv_seq_share(st->kv, &q->kv, q->tokens, q->n_computed);
+    kv_seq_share(st->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
     q->tokens[q->n_tokens++] = r->token;
     st->output_tokens++;
     if (q->first_us == 0)

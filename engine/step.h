@@ -11,6 +11,7 @@ struct step {
     struct backend *be;
     struct model *model;
     struct kv *kv;
+    struct attention *at; /* NULL: nothing attends by plan */
     struct sched *sched;
     struct report *report;
     uint32_t max_rows, max_seqs, max_logits;
@@ -21,9 +22,10 @@ struct step {
     struct sample_row *sample; /* [max_logits], one per logit row, in the same order */
     uint32_t n_rows, n_logits;
     uint64_t prompt_tokens, output_tokens; /* computed since start */
+    uint64_t planned_rows;                 /* of these, rows that attended by plan */
 };
 
-/* max_rows, max_seqs: as the scheduler's. Reserves the model's activations too. */
+/* max_rows, max_seqs, at: as the scheduler's. Reserves the model's activations too. */
 status step_init(struct step *st, struct backend *be, struct model *model, struct kv *kv,
                  struct sched *sched, struct report *report);
 void step_fini(struct step *st);

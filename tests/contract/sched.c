@@ -1,9 +1,12 @@
 /* The scheduler against random traffic from a seed: whatever comes, every sequence ends, no step is
- * larger than allowed, answers go first, prompts are not starved, and blocks all come home.
+ * larger than allowed, answers go first, prompts are not starved, and blocks all come home. Also with
+ * sequences that attend by plan, spill, shrink, pause and come back.
  *
- * The model is replaced by "every planned row was computed"; tokens are a hash of what came before,
- * so a preempted sequence that did not keep its tokens would be seen. */
+ * The model is replaced by "every planned row was computed": its block gets a mark made of sequence and
+ * position, and marks are looked up wherever the tables say that the rows are. Tokens are a hash of
+ * what came before, so a preempted sequence that did not keep its tokens would be seen. */
 #include "engine/sched.h"
+#include "engine/residence.h"
 #include "tests/tap.h"
 
 static uint64_t rng_state;
@@ -34,36 +37,96 @@ static void fake_copy(struct backend *be, void *dst, const void *src, size_t byt
     memcpy(dst, src, bytes);
 }
 
-static const struct backend_ops fake_ops = {
-    .name = "fake", .alloc = fake_alloc, .free = fake_free, .copy = fake_copy};
+static size_t fake_digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d)
+{
+    (void)geo, (void)d;
+    return 64;
+}
+
+/* Rows stay in order, so the inverse is a copy. */
+static void *block_at(const struct kv_memory *kv, block_id b)
+{
+    char *base = (b & BLOCK_IN_DRAM) != 0 ? kv->dram[LANE_SPARSE] : kv->hbm[LANE_SPARSE];
+    return base + (size_t)(b & ~BLOCK_IN_DRAM) * kv->geo->block_bytes[LANE_SPARSE];
+}
+
+static void fake_seal(struct backend *be, const struct seal_args *a)
+{
+    (void)be;
+    for (uint32_t i = 0; i < SEGMENT_ROWS / a->kv->geo->block_rows; i++)
+        if (a->from[i] != a->to[i])
+            memcpy(block_at(a->kv, a->to[i]), block_at(a->kv, a->from[i]),
+                   a->kv->geo->block_bytes[LANE_SPARSE]);
+}
+
+static void fake_unpermute(struct backend *be, const struct unpermute_args *a)
+{
+    (void)be;
+    for (uint32_t i = 0; i * a->kv->geo->block_rows < a->n_rows; i++)
+        memcpy(block_at(a->kv, a->to[i]), block_at(a->kv, a->from[i]),
+               a->kv->geo->block_bytes[LANE_SPARSE]);
+}
+
+static const struct backend_ops fake_ops = {.name = "fake",
+                                            .alloc = fake_alloc,
+                                            .free = fake_free,
+                                            .copy = fake_copy,
+                                            .digest_bytes = fake_digest_bytes,
+                                            .seal = fake_seal,
+                                            .unpermute = fake_unpermute};
 static struct backend fake = {.ops = &fake_ops};
 
 /* ---- the world ---- */
 
+enum { R = 8 };
+
 struct world {
     struct kv *kv;
+    struct attention *at;
     struct sched s;
     uint64_t next_id, steps, order;
     uint32_t submitted, finished, refused, too_large, overtaken_max, preempted_max;
-    uint32_t blocks;
-    bool rows_bounded, answers_advance;
+    uint32_t blocks, dram;
+    bool rows_bounded, answers_advance, slots_suffice, borders_kept, marks_right;
 };
+
+struct size {
+    uint32_t hbm, dram; /* blocks */
+    uint32_t max_seqs, max_rows;
+    bool caching;
+};
+
+static void world_open_sized(struct world *w, const struct size *z)
+{
+    *w = (struct world){.blocks = z->hbm,
+                        .dram = z->dram,
+                        .rows_bounded = true,
+                        .answers_advance = true,
+                        .slots_suffice = true,
+                        .borders_kept = true,
+                        .marks_right = true};
+    const struct kv_config kc = {.geo = kv_geometry_make(R, 1, 1, 2),
+                                 .blocks = {{z->hbm, z->dram}},
+                                 .n_records = (z->hbm + z->dram) * R / SEGMENT_ROWS + 1,
+                                 .record_lane_bytes = 64,
+                                 .prefix_caching = z->caching,
+                                 .secret = {1, 2}};
+    CHECK(kv_create(&w->kv, &fake, &kc) == OK);
+    CHECK(attention_create(&w->at, &fake, kv_memory(w->kv), 1, 1, z->max_rows, 1 << 16) == OK);
+    sched_init(&w->s, w->kv, w->at, z->max_seqs, z->max_rows, z->caching);
+}
 
 static void world_open(struct world *w, uint32_t blocks, uint32_t max_seqs, uint32_t max_rows,
                        bool caching)
 {
-    *w = (struct world){.blocks = blocks, .rows_bounded = true, .answers_advance = true};
-    const struct kv_config kc = {.geo = kv_geometry_make(8, 1, 1, 2),
-                                 .blocks = {{blocks, blocks / 2}},
-                                 .prefix_caching = caching,
-                                 .secret = {1, 2}};
-    CHECK(kv_create(&w->kv, &fake, &kc) == OK);
-    sched_init(&w->s, w->kv, max_seqs, max_rows, caching);
+    const struct size z = {blocks, blocks / 2, max_seqs, max_rows, caching};
+    world_open_sized(w, &z);
 }
 
 static void world_close(struct world *w)
 {
     sched_fini(&w->s);
+    attention_destroy(w->at);
     kv_destroy(w->kv);
 }
 
@@ -91,6 +154,20 @@ static struct sequence *submit(struct world *w, uint32_t n_prompt, uint32_t max_
     return q;
 }
 
+/* The same, attending by plan. */
+static struct sequence *submit_sparse(struct world *w, uint32_t n_prompt, uint32_t max_tokens,
+                                      uint32_t family, const char *plugin, float budget)
+{
+    uint32_t i;
+    CHECK(sparse_find(plugin, &i) == OK);
+    const struct sparse_choice c = sparse_choice_make(i, budget);
+    struct sequence *q = submit(w, n_prompt, max_tokens, family, 0);
+    q->sparse = c;
+    q->in = attention_instance(w->at, &c);
+    CHECK(q->in != NULL);
+    return q;
+}
+
 static uint32_t next_token(const struct sequence *q)
 {
     uint32_t h = 2166136261u;
@@ -105,13 +182,64 @@ static void on_admitted(void *arg, struct sequence *q)
     CHECK(q->state == SEQUENCE_RUNNING);
 }
 
-static void on_refused(void *arg, struct sequence *q)
+/* Whole in HBM; or in DRAM, with slots and tail in HBM. */
+static bool can_never_fit(const struct world *w, const struct sequence *q)
+{
+    uint32_t rows = q->n_prompt + q->max_tokens, blocks = (rows + R - 1) / R;
+    uint32_t tail = (SEGMENT_ROWS + TAIL_ROWS) / R;
+    bool dram = q->in != NULL && blocks <= w->dram &&
+                attention_min_slots(q->in, kv_geometry(w->kv), rows) + tail <= w->blocks;
+    return blocks > w->blocks && !dram;
+}
+
+static void on_refused(void *arg, struct sequence *q, status why)
 {
     struct world *w = arg;
     w->refused++;
-    w->too_large += q->n_prompt + q->max_tokens > w->blocks * 8;
+    w->too_large += why == ERR_FULL && can_never_fit(w, q);
     sched_remove(&w->s, q);
-    sequence_destroy(q);
+    sequence_destroy(q, w->at);
+}
+
+/* ---- marks: what a row's K and V would be ---- */
+
+static uint64_t mark_of(const struct sequence *q, uint32_t pos)
+{
+    uint64_t h = 1469598103934665603u; /* rows of equal prefixes are equal: they are shared */
+    for (uint32_t i = 0; i <= pos; i += pos - i < 8 ? 1 : (pos - i) / 2)
+        h = (h ^ q->tokens[i]) * 1099511628211u;
+    return h ^ pos;
+}
+
+static uint64_t *mark_at(const struct world *w, const struct sequence *q, uint32_t pos)
+{
+    const struct kv_memory *kv = kv_memory(w->kv);
+    char *block = block_at(kv, q->kv.table[LANE_SPARSE][pos / R]);
+    return (uint64_t *)(void *)(block + (size_t)(pos % R) * 8);
+}
+
+static void check_marks(struct world *w, const struct sequence *q)
+{
+    for (int i = 0; i < 16 && q->n_computed > 0; i++) {
+        uint32_t pos = rnd(q->n_computed);
+        if (*mark_at(w, q, pos) != mark_of(q, pos))
+            w->marks_right = false;
+    }
+}
+
+static void check_sparse(struct world *w, const struct sequence *q)
+{
+    uint32_t end = q->n_computed + q->n_scheduled;
+    if (q->in == NULL)
+        return;
+    if (q->kv.n_segments != kv_segments_due(q->n_computed) ||
+        kv_segments_due(end - 1) != q->kv.n_segments ||
+        (q->n_computed < q->n_prompt && end > q->n_prompt))
+        w->borders_kept = false;
+    if (q->kv.residence == KV_SPILLED && sched_attends_by_plan(q) &&
+        (q->n_scheduled != 1 ||
+         q->kv.n_slots < attention_min_slots(q->in, kv_geometry(w->kv), end)))
+        w->slots_suffice = false;
 }
 
 static void check_plan(struct world *w)
@@ -122,8 +250,10 @@ static void check_plan(struct world *w)
         const struct sequence *q = s->plan[i];
         rows += q->n_scheduled;
         if (q->n_scheduled == 0 || q->n_scheduled > sequence_left(q) ||
-            q->kv.n_blocks * 8 < q->n_computed + q->n_scheduled)
+            q->kv.n_blocks * R < q->n_computed + q->n_scheduled)
             w->rows_bounded = false;
+        check_sparse(w, q);
+        check_marks(w, q);
     }
     if (rows != s->plan_rows || rows > s->max_rows || s->n_running > s->max_seqs)
         w->rows_bounded = false;
@@ -149,17 +279,19 @@ static bool step(struct world *w)
     check_plan(w);
     for (uint32_t i = 0; i < s->n_plan; i++) {
         struct sequence *q = s->plan[i];
+        for (uint32_t pos = q->n_computed; pos < q->n_computed + q->n_scheduled; pos++)
+            *mark_at(w, q, pos) = mark_of(q, pos);
         q->n_computed += q->n_scheduled;
         q->n_scheduled = 0;
         if (q->n_computed < q->n_tokens)
             continue;
-        kv_seq_share(w->kv, &q->kv, q->tokens, q->n_computed);
+        kv_seq_share(w->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
         q->tokens[q->n_tokens] = next_token(q);
         q->n_tokens++;
         if (sequence_n_output(q) == q->max_tokens) {
             w->finished++;
             sched_remove(s, q);
-            sequence_destroy(q);
+            sequence_destroy(q, w->at);
         }
     }
     return true;
@@ -179,7 +311,7 @@ static void cancel_any(struct world *w)
     if (q == NULL)
         return;
     sched_remove(&w->s, q);
-    sequence_destroy(q);
+    sequence_destroy(q, w->at);
     w->finished++;
 }
 
@@ -214,6 +346,135 @@ static void random_traffic_always_ends(uint64_t seed, bool caching)
     ok(w.overtaken_max <= SCHED_MAX_BYPASS + 16 /* those that are due wait for each other */,
        "no prompt was overtaken without bound");
     ok(all_blocks_home(&w), "every block came home");
+    world_close(&w);
+}
+
+/* ---- sequences that attend by plan ---- */
+
+static void audit(const struct world *w)
+{
+    struct kv_seq *open[64];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->s.n_running; i++)
+        open[n++] = &w->s.running[i]->kv;
+    for (struct sequence *q = w->s.first; q != NULL && n < 64; q = q->next)
+        if (q->state == SEQUENCE_PAUSED)
+            open[n++] = &q->kv;
+    kv_audit(w->kv, open, n);
+}
+
+static void spilled_traffic_always_ends(uint64_t seed, const struct size *z, const char *what)
+{
+    static const char *const plugins[] = {"quest", "wave", "oracle"};
+    struct world w;
+    rng_state = seed;
+    world_open_sized(&w, z);
+    for (int i = 0; i < 1500; i++) {
+        uint32_t family = rnd(4), output = 1 + rnd(rnd(4) == 0 ? 1200 : 100);
+        if (rnd(40) == 0)
+            submit_sparse(&w, 1 + rnd(2500), output, family, plugins[rnd(3)],
+                          rnd(2) == 0 ? 0.05f : 0.2f);
+        if (rnd(60) == 0)
+            submit(&w, 1 + rnd(500), 1 + rnd(100), family, 0);
+        if (rnd(100) == 0)
+            cancel_any(&w);
+        step(&w);
+        if (i % 16 == 0)
+            audit(&w);
+    }
+    uint64_t before = w.steps;
+    while (step(&w) && w.steps < before + 200000)
+        ;
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    printf("# %s, seed %llu: %u sequences, %llu steps, %llu spills, %llu restores, %llu pauses, "
+           "%llu preemptions\n",
+           what, (unsigned long long)seed, w.submitted, (unsigned long long)w.steps,
+           (unsigned long long)c.spills, (unsigned long long)c.restores,
+           (unsigned long long)c.pauses, (unsigned long long)w.s.preemptions);
+    ok(w.finished + w.refused == w.submitted && w.s.n_sequences == 0, "%s: every sequence ended",
+       what);
+    ok(w.refused == w.too_large, "%s: only what can never fit was refused (%u)", what, w.refused);
+    ok(w.rows_bounded && w.answers_advance, "%s: steps are bounded, answers go first", what);
+    ok(w.borders_kept, "%s: no step crosses a border, and what is due is sealed before", what);
+    ok(w.slots_suffice, "%s: no plan names more pages than its hot set has slots", what);
+    ok(w.marks_right, "%s: every row is where the tables say, in either tier", what);
+    ok(w.preempted_max <= SCHED_MAX_PREEMPTIONS, "%s: no sequence was preempted more than twice",
+       what);
+    ok(all_blocks_home(&w), "%s: every block came home", what);
+    world_close(&w);
+}
+
+static void with_room_nothing_moves(void)
+{
+    struct world w;
+    const struct size z = {2000, 2000, 8, 256, true};
+    world_open_sized(&w, &z);
+    for (uint32_t i = 0; i < 4; i++)
+        submit_sparse(&w, 2200, 40, i, "wave", 0.05f);
+    while (step(&w))
+        ;
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    ok(w.finished == 4 && c.spills + c.pauses + c.moved_down + c.moved_up == 0 && c.leaf_bytes == 0,
+       "with enough HBM no sequence is spilled and no byte moves");
+    world_close(&w);
+}
+
+/* 8 x 2,240 rows are 2,240 blocks. */
+static void a_tenth_of_the_blocks_serves_all(void)
+{
+    struct world w;
+    const struct size z = {224, 4000, 8, 256, true};
+    uint32_t together = 0;
+    world_open_sized(&w, &z);
+    for (uint32_t i = 0; i < 8; i++)
+        submit_sparse(&w, 2200, 40, i, "wave", 0.02f);
+    while (step(&w))
+        together = w.s.n_running > together ? w.s.n_running : together;
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    ok(w.finished == 8 && c.spills > 0 && w.s.preemptions == 0,
+       "HBM for a tenth of the rows serves all of them, computing nothing twice (%llu spills, "
+       "%llu pauses)",
+       (unsigned long long)c.spills, (unsigned long long)c.pauses);
+    printf("# %u ran together\n", together);
+    world_close(&w);
+}
+
+static void spilled_sequences_come_back(void)
+{
+    struct world w;
+    const struct size z = {700, 4000, 8, 256, true};
+    world_open_sized(&w, &z);
+    struct sequence *q = submit_sparse(&w, 2200, 1000, 1, "wave", 0.05f);
+    for (uint32_t i = 0; i < 3; i++)
+        submit_sparse(&w, 2200, 60, 2 + i, "wave", 0.05f);
+    bool spilled = false;
+    while (w.finished < 3 && step(&w))
+        spilled = spilled || q->kv.residence == KV_SPILLED;
+    for (uint32_t i = 0; i < 4 * RESIDENCE_CALM; i++)
+        step(&w);
+    ok(spilled && q->kv.residence == KV_RESIDENT,
+       "who was spilled for others is RESIDENT again when they have gone");
+    while (step(&w))
+        ;
+    world_close(&w);
+}
+
+static void too_small_a_budget_is_refused_with_numbers(void)
+{
+    struct world w;
+    const struct size z = {150, 4000, 8, 256, true};
+    world_open_sized(&w, &z);
+    submit_sparse(&w, 8000, 10, 1, "wave", 0.2f);
+    submit_sparse(&w, 2200, 10, 1, "wave", 0.02f);
+    (void)err(OK, "nothing");
+    while (step(&w))
+        ;
+    ok(w.refused == 1 && w.too_large == 1 && w.finished == 1,
+       "a sequence whose minimum hot set and tail are larger than HBM is refused; a smaller one "
+       "runs");
     world_close(&w);
 }
 
@@ -315,5 +576,14 @@ int main(int argc, char **argv)
     scoring_prompts_do_not_hold_up_the_others();
     siblings_find_their_leaders_blocks();
     what_can_never_fit_is_refused();
+    with_room_nothing_moves();
+    a_tenth_of_the_blocks_serves_all();
+    spilled_sequences_come_back();
+    too_small_a_budget_is_refused_with_numbers();
+    const struct size worlds[] = {
+        {500, 3000, 8, 128, true}, {300, 900, 12, 200, false}, {700, 700, 16, 64, true}};
+    static const char *const names[] = {"roomy DRAM", "little DRAM", "equal tiers"};
+    for (uint64_t i = 0; i < 6; i++)
+        spilled_traffic_always_ends(seed + 100 + i, &worlds[i % 3], names[i % 3]);
     return tap_done();
 }

@@ -1,0 +1,357 @@
+/* Spilling, shrinking, pausing, and their undoing (residence.h).
+ *
+ * Numbers are HBM blocks of the scarcest class. What is reckoned here are estimates: where they are
+ * wrong somebody is spilled or paused who need not have been, and nothing worse. */
+#include "engine/residence.h"
+
+#include "cache/budget.h"
+#include "engine/sched.h"
+
+static const double UNKNOWN_MISS = 0.1; /* miss ratio of a hot set of which nothing is known yet */
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t less(uint32_t a, uint32_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+static uint32_t blocks_for(const struct sched *s, uint32_t rows)
+{
+    uint32_t r = kv_geometry(s->kv)->block_rows;
+    return (uint32_t)(((uint64_t)rows + r - 1) / r);
+}
+
+static uint32_t sealed_blocks(const struct sched *s, const struct sequence *q)
+{
+    return q->kv.n_segments * (SEGMENT_ROWS / kv_geometry(s->kv)->block_rows);
+}
+
+/* Blocks of the longest tail. */
+static uint32_t tail_blocks(const struct sched *s)
+{
+    return blocks_for(s, SEGMENT_ROWS + TAIL_ROWS);
+}
+
+/* ---- what a sequence needs ---- */
+
+/* With one segment of growth: a hot set is not resized with every block. */
+uint32_t residence_min_slots(const struct sched *s, const struct sequence *q, uint32_t rows)
+{
+    uint32_t longest = q->n_prompt + q->max_tokens;
+    return attention_min_slots(q->in, kv_geometry(s->kv), min_u32(rows + SEGMENT_ROWS, longest));
+}
+
+/* Of RESIDENCE_PRESET times what a plan names; never more than is sealed. */
+static uint32_t preset_slots(const struct sched *s, const struct sequence *q)
+{
+    uint32_t min = residence_min_slots(s, q, q->n_computed);
+    uint32_t named = attention_min_slots(q->in, kv_geometry(s->kv), q->n_computed);
+    return max_u32(min, min_u32(RESIDENCE_PRESET * named, sealed_blocks(s, q)));
+}
+
+/* HBM blocks of a spilled sequence of so many rows. */
+static uint32_t floor_blocks(const struct sched *s, const struct sequence *q, uint32_t rows)
+{
+    return min_u32(blocks_for(s, rows), residence_min_slots(s, q, rows) + tail_blocks(s));
+}
+
+uint32_t residence_wanted(const struct sched *s, const struct sequence *q, uint32_t rows)
+{
+    uint32_t whole = blocks_for(s, rows);
+    if (q->kv.residence == KV_RESIDENT)
+        return less(whole, q->kv.n_blocks);
+    if (q->kv.residence == KV_PAUSED)
+        return whole;
+    uint32_t tail = q->kv.n_blocks - sealed_blocks(s, q);
+    return less(floor_blocks(s, q, rows), tail + q->kv.n_slots);
+}
+
+/* ---- making room ---- */
+
+/* A row that attends by plan, in a step with others of its sequence, must stay RESIDENT. */
+static bool may_spill(const struct sequence *q)
+{
+    return q->in != NULL && q->kv.residence == KV_RESIDENT && q->kv.n_segments > 0 &&
+           !(q->n_scheduled > 1 && sched_attends_by_plan(q));
+}
+
+/* The RESIDENT sequence that frees most, the youngest of equals, at its preset or its minimum. */
+static struct sequence *best_to_spill(const struct sched *s, bool preset, uint32_t *slots)
+{
+    struct sequence *best = NULL;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct sequence *q = s->running[i];
+        if (!may_spill(q))
+            continue;
+        uint32_t n = preset ? preset_slots(s, q) : residence_min_slots(s, q, q->n_computed);
+        uint32_t gain = kv_spill_gain(s->kv, &q->kv, n);
+        if (gain > most || (gain == most && gain > 0 && q->order > best->order)) {
+            best = q;
+            most = gain;
+            *slots = n;
+        }
+    }
+    return best;
+}
+
+static bool spill_best(struct sched *s)
+{
+    uint32_t slots;
+    struct sequence *q = best_to_spill(s, true, &slots);
+    if (q == NULL)
+        q = best_to_spill(s, false, &slots);
+    if (q == NULL || kv_seq_spill(s->kv, &q->kv, slots) != OK)
+        return false;
+    s->spilled_at = s->n_steps;
+    return true;
+}
+
+/* What a hot set has beyond the least it needs. */
+static uint32_t excess(const struct sched *s, const struct sequence *q)
+{
+    if (q->kv.residence != KV_SPILLED)
+        return 0;
+    return less(q->kv.n_slots, residence_min_slots(s, q, q->n_computed));
+}
+
+static bool shrink_largest(struct sched *s)
+{
+    struct sequence *best = NULL;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (excess(s, s->running[i]) > (best == NULL ? 0 : excess(s, best)))
+            best = s->running[i];
+    if (best == NULL)
+        return false;
+    uint32_t gives = (excess(s, best) + 1) / 2;
+    return kv_seq_resize(s->kv, &best->kv, best->kv.n_slots - gives) == OK;
+}
+
+bool residence_squeeze(struct sched *s)
+{
+    return spill_best(s) || shrink_largest(s);
+}
+
+/* The youngest that may go. There is one whenever blocks run short: those that are pinned were admitted
+ * with all they will ever need. */
+static struct sequence *youngest_running(const struct sched *s)
+{
+    struct sequence *q = NULL;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (!sched_is_pinned(s->running[i]) && (q == NULL || s->running[i]->order > q->order))
+            q = s->running[i];
+    return q;
+}
+
+static struct sequence *youngest_paused(const struct sched *s)
+{
+    struct sequence *q = s->last; /* the queue is in order of submission */
+    while (q != NULL && q->state != SEQUENCE_PAUSED)
+        q = q->prev;
+    return q;
+}
+
+bool residence_make_room(struct sched *s, struct sequence *q)
+{
+    if (residence_squeeze(s))
+        return true;
+    struct sequence *victim = youngest_running(s), *paused = youngest_paused(s);
+    bool alone = s->n_running == 1;
+    if (victim != NULL && !alone && kv_seq_pause(s->kv, &victim->kv) == OK) {
+        sched_retire(s, victim, SEQUENCE_PAUSED);
+        return victim != q;
+    }
+    /* DRAM is full too. */
+    if (paused != NULL && (victim == NULL || alone || paused->order > victim->order)) {
+        sched_retire(s, paused, SEQUENCE_WAITING);
+        return true;
+    }
+    CHECK(!alone); /* a sequence alone always fits: kv_seq_open saw to it */
+    if (victim == NULL)
+        victim = q;
+    sched_retire(s, victim, SEQUENCE_WAITING);
+    return victim != q;
+}
+
+status residence_ensure_slots(struct sched *s, struct sequence *q, uint32_t n_rows)
+{
+    if (q->kv.residence != KV_SPILLED)
+        return OK;
+    uint32_t least = attention_min_slots(q->in, kv_geometry(s->kv), n_rows);
+    if (q->kv.n_slots >= least)
+        return OK;
+    if (kv_seq_resize(s->kv, &q->kv, residence_min_slots(s, q, n_rows)) == OK)
+        return OK;
+    return kv_seq_resize(s->kv, &q->kv, least);
+}
+
+/* ---- admission under pressure ---- */
+
+/* Bytes a step fetches for a sequence with a hot set of n_slots; of all its SPARSE lanes. */
+static double fetch_bytes(const struct sched *s, const struct sequence *q, double miss)
+{
+    const struct kv_geometry *g = kv_geometry(s->kv);
+    return miss * attention_min_slots(q->in, g, q->n_computed > 0 ? q->n_computed : q->n_prompt) *
+           (double)g->block_bytes[LANE_SPARSE];
+}
+
+static bool curve_of(const struct sequence *q, struct miss_curve *c)
+{
+    double touches;
+    const double *histogram = kv_seq_distances(&q->kv, &touches);
+    c->n = 0;
+    if (histogram != NULL)
+        miss_curve_make(c, histogram, touches);
+    return c->n > 0;
+}
+
+static double predicted_fetch(const struct sched *s, const struct sequence *q)
+{
+    struct miss_curve c;
+    if (q->kv.residence != KV_SPILLED)
+        return 0;
+    bool known = curve_of(q, &c);
+    double miss = known ? (double)miss_curve_at(&c, (float)q->kv.n_slots) : UNKNOWN_MISS;
+    return fetch_bytes(s, q, miss);
+}
+
+/* One more that is spilled, it or another in its place. */
+static bool within_headroom(const struct sched *s, const struct sequence *q)
+{
+    if (s->headroom <= 0 || s->step_us <= 0)
+        return true;
+    double bytes = q->in == NULL ? 0 : fetch_bytes(s, q, UNKNOWN_MISS);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        bytes += predicted_fetch(s, s->running[i]);
+    return bytes * s->fetch_us <= s->headroom * s->step_us;
+}
+
+bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows)
+{
+    uint64_t available = kv_available(s->kv), dram = kv_dram_available(s->kv);
+    bool sparse = q->in != NULL && dram > 0;
+    uint64_t need = sparse ? floor_blocks(s, q, rows) : residence_wanted(s, q, rows);
+    uint64_t down = sparse ? less(blocks_for(s, rows), tail_blocks(s)) : 0; /* its own, in DRAM */
+    if (q->state == SEQUENCE_PAUSED) /* which has them there already */
+        down = less((uint32_t)down, q->kv.n_blocks);
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct sequence *r = s->running[i];
+        uint32_t longest = r->n_prompt + r->max_tokens, sealed = sealed_blocks(s, r);
+        uint32_t expected = min_u32(r->n_tokens + SEGMENT_ROWS, longest);
+        if (may_spill(r) && down + sealed <= dram) {
+            available += kv_spill_gain(s->kv, &r->kv, residence_min_slots(s, r, r->n_computed));
+            down += sealed;
+            need += less(tail_blocks(s), r->kv.n_blocks - sealed);
+        } else {
+            available += excess(s, r);
+            need += residence_wanted(s, r, expected);
+        }
+    }
+    return need <= available && down <= dram && within_headroom(s, q);
+}
+
+/* ---- when pressure falls ---- */
+
+/* What running sequences will still take as they stand. */
+static uint64_t reserved(const struct sched *s)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct sequence *q = s->running[i];
+        n += residence_wanted(
+            s, q, min_u32(q->n_tokens + SCHED_FIRST_OUTPUT, q->n_prompt + q->max_tokens));
+    }
+    return n;
+}
+
+static struct sequence *oldest_spilled(const struct sched *s)
+{
+    struct sequence *q = NULL;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->kv.residence == KV_SPILLED &&
+            (q == NULL || s->running[i]->order < q->order))
+            q = s->running[i];
+    return q;
+}
+
+static void restore_one(struct sched *s)
+{
+    struct sequence *q = oldest_spilled(s);
+    if (q == NULL || s->n_waiting > 0 || s->n_steps - s->spilled_at < RESIDENCE_CALM)
+        return;
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    uint64_t need = less(sealed_blocks(s, q), q->kv.n_slots);
+    if (need + reserved(s) + c.total[KV_HBM] / RESIDENCE_MARGIN <= kv_available(s->kv))
+        (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
+}
+
+/* Claims of the spilled sequences, in the order of `running`. */
+static uint32_t make_claims(struct sched *s, uint32_t *total)
+{
+    uint32_t n = 0;
+    *total = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct sequence *q = s->running[i];
+        if (q->kv.residence != KV_SPILLED)
+            continue;
+        struct miss_curve *curve = &s->curves[n];
+        uint32_t min = min_u32(residence_min_slots(s, q, q->n_computed), q->kv.n_slots);
+        uint32_t max = max_u32(sealed_blocks(s, q), min);
+        s->claims[n++] =
+            (struct budget_claim){.curve = curve_of(q, curve) ? curve : NULL,
+                                  .min = min,
+                                  .preset = min_u32(max_u32(preset_slots(s, q), min), max),
+                                  .max = max,
+                                  .now = q->kv.n_slots,
+                                  .weight = 1,
+                                  .bytes_per_miss_ratio = (float)fetch_bytes(s, q, 1)};
+        *total += q->kv.n_slots;
+    }
+    return n;
+}
+
+/* First those that give, then those that take. */
+static void apply_claims(struct sched *s, bool gives)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct sequence *q = s->running[i];
+        if (q->kv.residence != KV_SPILLED)
+            continue;
+        uint32_t granted = s->claims[n++].granted;
+        if (granted != q->kv.n_slots && (granted < q->kv.n_slots) == gives)
+            (void)kv_seq_resize(s->kv, &q->kv, granted); /* ERR_FULL: as it was */
+    }
+}
+
+static void share_budgets(struct sched *s)
+{
+    uint32_t total, n = make_claims(s, &total);
+    if (n == 0)
+        return;
+    uint64_t spare = kv_available(s->kv), held = reserved(s);
+    if (s->n_waiting == 0 && spare > held)
+        total += (uint32_t)(spare - held);
+    if (budget_share(s->claims, n, total) != OK)
+        return; /* the minima do not fit: shrinking is done where blocks are asked for */
+    apply_claims(s, true);
+    apply_claims(s, false);
+}
+
+void residence_balance(struct sched *s)
+{
+    if (s->n_steps % RESIDENCE_EVERY != 0)
+        return;
+    restore_one(s);
+    share_budgets(s);
+}
