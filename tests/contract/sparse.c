@@ -1,0 +1,424 @@
+/* What may never change an answer that attends by plan: the engine through its mailbox, on the CPU
+ * backend, with a tiny model of random weights. Tokens and log-probabilities must be the same bit for
+ * bit with chunks of any size, alone and in any batch, RESIDENT and SPILLED with any hot set, paused,
+ * preempted, and with any hit in the prefix cache. */
+#include "engine/engine.h"
+#include "kernels/log.h"
+#include "tests/gguf_writer.h"
+#include "tests/tap.h"
+
+#include <math.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    MAX_ASKS = 8,
+    MAX_OUTPUT = 160,
+    MAX_PROMPT = 2400,
+    POSITIONS = 4096,
+    PATIENCE_US = 60000000
+};
+
+static char model_path[] = "/tmp/spind-sparse-XXXXXX";
+
+struct ask {
+    uint32_t n_prompt, max_tokens;
+    uint32_t text;     /* which text the prompt begins with */
+    uint32_t parts_at; /* from here on it is a text of its own; 0: never */
+    const char *plugin;
+    float budget;
+    uint32_t interval;
+};
+
+struct answer {
+    uint32_t n;
+    uint32_t tokens[MAX_OUTPUT];
+    float logprobs[MAX_OUTPUT];
+    struct msg_done done;
+};
+
+struct run {
+    struct answer answers[MAX_ASKS];
+    struct msg_step last;
+    uint64_t leaf_bytes_max;
+};
+
+static struct engine_config config(void)
+{
+    return (struct engine_config){.model = model_path,
+                                  .device = "cpu",
+                                  .cpu = {.isa = "auto", .n_threads = 2},
+                                  .block_rows = 8,
+                                  .kv_hbm_bytes = 64 << 20,
+                                  .max_model_len = POSITIONS,
+                                  .max_num_seqs = MAX_ASKS,
+                                  .max_batched_tokens = 256,
+                                  .seed = 7};
+}
+
+static void make_model(void)
+{
+    struct gguf_writer w = {0};
+    tiny_model(&w, &(struct tiny_spec){.type = DTYPE_Q8_0,
+                                       .embed_type = DTYPE_Q8_0,
+                                       .layers = 3,
+                                       .hidden = 192,
+                                       .ff = 128,
+                                       .heads = 6,
+                                       .kv_heads = 2,
+                                       .positions = POSITIONS,
+                                       .seed = 3});
+    struct bytes f = gw_finish(&w);
+    bytes_save(&f, model_path);
+    bytes_free(&f);
+}
+
+/* One block of positions, all lanes: 3 layers x 2 heads x 8 rows x 32 numbers of K and V in bf16. */
+static const uint64_t BLOCK = 3 * 2 * 8 * 32 * 4;
+
+static struct sparse_choice choice_of(const struct ask *a)
+{
+    uint32_t plugin;
+    CHECK(sparse_find(a->plugin, &plugin) == OK);
+    struct sparse_choice c = sparse_choice_make(plugin, a->budget);
+    if (a->interval > 1)
+        c.interval = a->interval;
+    return c;
+}
+
+static uint32_t word(uint32_t text, uint32_t i)
+{
+    uint32_t x = (i + 1) * 2654435761u ^ text * 40503u;
+    return 3 + (x >> 13) % 256;
+}
+
+static void submit(struct engine *e, uint64_t id, const struct ask *a)
+{
+    struct mailbox *m = engine_mailbox(e);
+    struct msg_submit *s;
+    while ((s = mailbox_reserve(m, TO_ENGINE, sizeof *s + a->n_prompt * sizeof(uint32_t))) == NULL)
+        mailbox_wake_engine(m);
+    struct msg_head head = s->head;
+    *s = (struct msg_submit){.head = head,
+                             .id = id,
+                             .params = {.top_p = 1, .repetition_penalty = 1, .seed = 1},
+                             .n_prompt = a->n_prompt,
+                             .max_tokens = a->max_tokens,
+                             .logprobs = 0,
+                             .prompt_logprobs = -1,
+                             .sparse = choice_of(a)};
+    s->head.kind = MSG_SUBMIT;
+    uint32_t *prompt = (uint32_t *)(s + 1);
+    for (uint32_t i = 0; i < a->n_prompt; i++)
+        prompt[i] = word(a->parts_at != 0 && i >= a->parts_at ? a->text + 100 : a->text, i);
+    mailbox_post(m, TO_ENGINE);
+    mailbox_wake_engine(m);
+}
+
+static void hear(struct run *r, const struct msg_head *h, uint32_t *n_done)
+{
+    if (h->kind == MSG_STEP) {
+        r->last = *(const struct msg_step *)(const void *)h;
+        uint64_t leaves = r->last.residence.leaf_bytes;
+        r->leaf_bytes_max = leaves > r->leaf_bytes_max ? leaves : r->leaf_bytes_max;
+    } else if (h->kind == MSG_TOKEN) {
+        const struct msg_token *t = (const struct msg_token *)(const void *)h;
+        struct answer *a = &r->answers[t->id - 1];
+        CHECK(t->index == a->n && a->n < MAX_OUTPUT);
+        a->tokens[a->n] = t->token;
+        a->logprobs[a->n++] = t->logprob;
+    } else if (h->kind == MSG_DONE) {
+        const struct msg_done *d = (const struct msg_done *)(const void *)h;
+        r->answers[d->id - 1].done = *d;
+        ++*n_done;
+    } else if (h->kind == MSG_FAILED) {
+        printf("Bail out! the engine failed: %s\n",
+               ((const struct msg_failed *)(const void *)h)->text);
+        exit(1);
+    }
+}
+
+static void listen(struct engine *e, struct run *r, uint32_t until)
+{
+    uint32_t n_done = 0;
+    struct mailbox *m = engine_mailbox(e);
+    uint64_t start_us = clock_us();
+    while (n_done < until || r->last.running + r->last.waiting > 0) {
+        const struct msg_head *h = mailbox_peek(m, TO_LOOP);
+        if (h == NULL) {
+            if (clock_us() - start_us > PATIENCE_US) {
+                printf("Bail out! no end after %d s\n", PATIENCE_US / 1000000);
+                exit(1);
+            }
+            nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+            continue;
+        }
+        hear(r, h, &n_done);
+        mailbox_release(m, TO_LOOP);
+    }
+}
+
+/* All at once, or one after the other. Every block must come home. */
+static void run(const struct engine_config *cfg, const struct ask *asks, uint32_t n, bool together,
+                struct run *r)
+{
+    struct engine *e = NULL;
+    memset(r, 0, sizeof *r);
+    if (engine_create(&e, cfg, NULL, NULL) != OK || engine_start(e) != OK) {
+        printf("Bail out! %s\n", err_text());
+        exit(1);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        submit(e, i + 1, &asks[i]);
+        if (!together)
+            listen(e, r, 1);
+    }
+    if (together)
+        listen(e, r, n);
+    for (int t = 0; t < 2; t++)
+        CHECK(r->last.blocks_free[t] + r->last.blocks_cached[t] == r->last.blocks_total[t]);
+    engine_destroy(e);
+}
+
+static bool same_answer(const struct answer *a, const struct answer *b)
+{
+    return a->done.reason == DONE_LENGTH && b->done.reason == DONE_LENGTH && a->n == b->n &&
+           a->n > 0 && memcmp(a->tokens, b->tokens, a->n * sizeof a->tokens[0]) == 0 &&
+           memcmp(a->logprobs, b->logprobs, a->n * sizeof a->logprobs[0]) == 0;
+}
+
+static uint32_t n_same(const struct run *a, const struct run *b, uint32_t n)
+{
+    uint32_t same = 0;
+    for (uint32_t i = 0; i < n; i++)
+        same += same_answer(&a->answers[i], &b->answers[i]);
+    return same;
+}
+
+/* Prompts that end before a border, behind it, at it; answers that cross one; all plug-ins. */
+static const struct ask asks[] = {
+    {.n_prompt = 1500, .max_tokens = 40, .text = 1, .plugin = "wave", .budget = 0.1f},
+    {.n_prompt = 1060, .max_tokens = 60, .text = 2, .plugin = "wave", .budget = 64},
+    {.n_prompt = 2200, .max_tokens = 40, .text = 3, .plugin = "wave", .budget = 0.05f},
+    {.n_prompt = 1088, .max_tokens = 30, .text = 4, .plugin = "quest", .budget = 0.1f},
+    {.n_prompt = 2100, .max_tokens = 50, .text = 5, .plugin = "quest", .budget = 0.05f},
+    {.n_prompt = 1300, .max_tokens = 30, .text = 6, .plugin = "oracle", .budget = 0.05f},
+    {.n_prompt = 1200,
+     .max_tokens = 40,
+     .text = 7,
+     .plugin = "wave",
+     .budget = 0.1f,
+     .interval = 4},
+    {.n_prompt = 1400, .max_tokens = 30, .text = 8, .plugin = "dense", .budget = 1},
+};
+enum { N_ASKS = ARRAY_LEN(asks) };
+
+static struct run alone; /* every ask by itself, RESIDENT: what all others are compared with */
+
+static void plans_are_followed(void)
+{
+    struct engine_config cfg = config();
+    run(&cfg, asks, N_ASKS, false, &alone);
+    const struct msg_residence *r = &alone.last.residence;
+    uint32_t good = 0;
+    for (uint32_t i = 0; i < N_ASKS; i++)
+        good += alone.answers[i].n == asks[i].max_tokens;
+    is_int(good, N_ASKS, "every answer has its tokens");
+    ok(r->planned_rows > 200 && r->segments_sealed == 9,
+       "rows attended by plan (%llu) and segments were sealed (%llu)",
+       (unsigned long long)r->planned_rows, (unsigned long long)r->segments_sealed);
+    ok(r->spills + r->pauses + r->moved_down + r->moved_up + r->page_misses == 0 &&
+           alone.leaf_bytes_max == 0,
+       "resident first: with room for all no byte moved and no leaf was made");
+    struct ask other = asks[0];
+    struct run *dense = mem_alloc(sizeof *dense);
+    other.plugin = "dense";
+    other.budget = 1;
+    run(&cfg, &other, 1, false, dense);
+    ok(!same_answer(&dense->answers[0], &alone.answers[0]),
+       "a small budget is not the dense answer (the test can see a difference)");
+    mem_free(dense);
+}
+
+static void a_budget_of_everything_is_dense(void)
+{
+    struct run *r = mem_alloc(sizeof *r);
+    struct engine_config cfg = config();
+    static const char *const plugins[] = {"dense", "wave", "quest", "oracle"};
+    struct ask a[4];
+    for (uint32_t i = 0; i < 4; i++)
+        a[i] = (struct ask){
+            .n_prompt = 2200, .max_tokens = 60, .text = 3, .plugin = plugins[i], .budget = 1};
+    run(&cfg, a, 4, true, r);
+    for (uint32_t i = 1; i < 4; i++) {
+        double worst = 0;
+        uint32_t n = 0;
+        const struct answer *d = &r->answers[0], *s = &r->answers[i];
+        for (; n < d->n && d->tokens[n] == s->tokens[n]; n++)
+            worst = fmax(worst, fabs((double)d->logprobs[n] - (double)s->logprobs[n]));
+        ok(n == 60 && worst < 1e-3, "%s with a budget of everything is dense (%.1e apart)",
+           plugins[i], worst);
+    }
+    mem_free(r);
+}
+
+static void chunks_change_nothing(void)
+{
+    static const uint32_t sizes[] = {16, 64, 512};
+    struct run *r = mem_alloc(sizeof *r);
+    for (uint32_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        struct engine_config cfg = config();
+        cfg.max_batched_tokens = sizes[i];
+        cfg.max_num_seqs = 8;
+        run(&cfg, asks, N_ASKS, i == 1, r);
+        ok(n_same(r, &alone, N_ASKS) == N_ASKS, "chunks of %u rows%s change no bit", sizes[i],
+           i == 1 ? ", all sequences together," : "");
+    }
+    mem_free(r);
+}
+
+static void neighbours_change_nothing(void)
+{
+    struct run *r = mem_alloc(sizeof *r);
+    struct ask turned[N_ASKS];
+    struct engine_config cfg = config();
+    uint32_t same = 0;
+    run(&cfg, asks, N_ASKS, true, r);
+    ok(n_same(r, &alone, N_ASKS) == N_ASKS, "a batch of all changes no bit");
+    for (uint32_t i = 0; i < N_ASKS; i++)
+        turned[i] = asks[(i * 5 + 3) % N_ASKS];
+    cfg.cpu.n_threads = 1;
+    run(&cfg, turned, N_ASKS, true, r);
+    for (uint32_t i = 0; i < N_ASKS; i++)
+        same += same_answer(&r->answers[i], &alone.answers[(i * 5 + 3) % N_ASKS]);
+    ok(same == N_ASKS, "nor does another order, on one thread");
+    mem_free(r);
+}
+
+/* All rows are about 1,550 blocks. */
+static void residence_changes_nothing(void)
+{
+    static const struct {
+        uint32_t hbm, dram;
+        const char *what;
+    } worlds[] = {
+        {900, 3000, "half of the blocks in HBM"},
+        {330, 3000, "a fifth"},
+        {290, 500, "a fifth, and little DRAM"},
+    };
+    struct run *r = mem_alloc(sizeof *r);
+    for (uint32_t i = 0; i < ARRAY_LEN(worlds); i++) {
+        struct engine_config cfg = config();
+        cfg.kv_hbm_bytes = worlds[i].hbm * BLOCK;
+        cfg.kv_dram_bytes = worlds[i].dram * BLOCK;
+        cfg.max_model_len = 2304;
+        cfg.write_behind = i == 1;
+        /* What nobody chose is dense, but the longest context is what DRAM holds. */
+        cfg.sparse = choice_of(&asks[0]);
+        run(&cfg, asks, N_ASKS, true, r);
+        const struct msg_residence *s = &r->last.residence;
+        printf("# %s: %llu spills, %llu pauses, %llu restores, %llu preemptions, %llu hits, %llu "
+               "misses\n",
+               worlds[i].what, (unsigned long long)s->spills, (unsigned long long)s->pauses,
+               (unsigned long long)s->restores, (unsigned long long)r->last.preemptions,
+               (unsigned long long)s->page_hits, (unsigned long long)s->page_misses);
+        ok(n_same(r, &alone, N_ASKS) == N_ASKS, "%s: not a bit is different", worlds[i].what);
+        ok(s->spills > 0 && s->page_misses > 0, "%s: pages were fetched", worlds[i].what);
+        if (i == 2)
+            ok(r->last.preemptions > 0, "%s: rows were computed again", worlds[i].what);
+    }
+    mem_free(r);
+}
+
+/* ---- prefix hits ---- */
+
+/* Prompts that share a beginning with one that ran before: to its end, inside its tail, inside a
+ * sealed segment that is permuted, behind a border. */
+static void hits_change_nothing(const char *plugin, bool from_dram)
+{
+    const struct ask a[] = {
+        {.n_prompt = 2200, .max_tokens = 30, .text = 1, .plugin = plugin, .budget = 0.05f},
+        {.n_prompt = 2200, .max_tokens = 30, .text = 1, .plugin = plugin, .budget = 0.05f},
+        {.n_prompt = 1900,
+         .max_tokens = 30,
+         .text = 1,
+         .parts_at = 1300,
+         .plugin = plugin,
+         .budget = 0.1f},
+        {.n_prompt = 2150,
+         .max_tokens = 30,
+         .text = 1,
+         .parts_at = 2130,
+         .plugin = plugin,
+         .budget = 0.1f},
+        {.n_prompt = 1100, .max_tokens = 60, .text = 1, .plugin = plugin, .budget = 0.1f},
+        {.n_prompt = 1500,
+         .max_tokens = 30,
+         .text = 1,
+         .parts_at = 1050,
+         .plugin = plugin,
+         .budget = 0.1f},
+    };
+    enum { N = ARRAY_LEN(a) };
+    struct run *with = mem_alloc(sizeof *with), *without = mem_alloc(sizeof *without);
+    struct engine_config cfg = config();
+    run(&cfg, a, N, false, without);
+    cfg.prefix_caching = true;
+    if (from_dram) {
+        cfg.sparse = choice_of(&a[0]);
+        cfg.kv_hbm_bytes = 290 * BLOCK;
+        cfg.kv_dram_bytes = 3000 * BLOCK;
+        cfg.max_model_len = 2304;
+    }
+    run(&cfg, a, N, false, with);
+    uint32_t hits = 0;
+    for (uint32_t i = 1; i < N; i++)
+        hits += with->answers[i].done.n_cached >= (a[i].parts_at != 0 ? a[i].parts_at - 64 : 1024);
+    printf("# %s: cached", plugin);
+    for (uint32_t i = 0; i < N; i++)
+        printf(" %u", with->answers[i].done.n_cached);
+    printf("; %llu blocks came up\n", (unsigned long long)with->last.residence.moved_up);
+    is_int(hits, N - 1, "prompts find what was computed before");
+    ok(n_same(with, without, N) == N, "%s%s: a hit changes no bit, wherever it ends", plugin,
+       from_dram ? ", in DRAM" : "");
+    mem_free(with);
+    mem_free(without);
+}
+
+static void small_budgets_are_refused(void)
+{
+    struct run *r = mem_alloc(sizeof *r);
+    struct engine_config cfg = config();
+    struct ask a = {
+        .n_prompt = 2200, .max_tokens = 40, .text = 1, .plugin = "wave", .budget = 0.5f};
+    cfg.kv_hbm_bytes = 200 * BLOCK;
+    cfg.kv_dram_bytes = 3000 * BLOCK;
+    cfg.max_model_len = 2304;
+    cfg.sparse = choice_of(&a);
+    run(&cfg, &a, 1, false, r);
+    ok(r->answers[0].done.reason == DONE_REFUSED &&
+           strstr(r->answers[0].done.text, "--kv-hbm") != NULL,
+       "what cannot have its minimum is refused (%s)", r->answers[0].done.text);
+    mem_free(r);
+}
+
+int main(void)
+{
+    int fd = mkstemp(model_path);
+    if (fd < 0)
+        return 1;
+    close(fd);
+    log_set_level(LOG_ERROR);
+    make_model();
+    plans_are_followed();
+    a_budget_of_everything_is_dense();
+    chunks_change_nothing();
+    neighbours_change_nothing();
+    residence_changes_nothing();
+    hits_change_nothing("quest", false);
+    hits_change_nothing("wave", false);
+    hits_change_nothing("wave", true);
+    small_budgets_are_refused();
+    unlink(model_path);
+    return tap_done();
+}
