@@ -94,7 +94,7 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
     struct sparse_traits t;
     for (uint32_t i = 0; i <= sparse_count(); i++) {
         struct sparse_choice made =
-            i < sparse_count() ? sparse_choice_make(i, preset->budget) : *preset;
+            i < sparse_count() ? sparse_choice_make(i, 1) : *preset;
         bool fits =
             sparse_choice_check(&made, &c->geo, &t) == OK; /* a plug-in may not fit a model */
         size_t bytes = fits && c->digest_bytes != NULL ? lane_bytes(c, &t) : 0;

@@ -64,13 +64,20 @@ static uint32_t floor_blocks(const struct sched *s, const struct sequence *q, ui
     return min_u32(blocks_for(s, rows), residence_min_slots(s, q, rows) + tail_blocks(s));
 }
 
+/* What sealing may take for a moment, if it is due before the next row: others may read the segment. */
+static uint32_t seal_copy(const struct sched *s, const struct sequence *q)
+{
+    bool due = q->in != NULL && q->kv.n_segments < kv_segments_due(q->n_computed);
+    return due && q->in->traits.permutes && s->prefix_caching ? blocks_for(s, SEGMENT_ROWS) : 0;
+}
+
 uint32_t residence_wanted(const struct sched *s, const struct sequence *q, uint32_t rows)
 {
     uint32_t whole = blocks_for(s, rows);
     if (q->kv.residence == KV_RESIDENT)
         return less(whole, q->kv.n_blocks);
     if (q->kv.residence == KV_PAUSED)
-        return whole;
+        return whole + seal_copy(s, q);
     uint32_t tail = q->kv.n_blocks - sealed_blocks(s, q);
     return less(floor_blocks(s, q, rows), tail + q->kv.n_slots);
 }
@@ -175,7 +182,11 @@ bool residence_make_room(struct sched *s, struct sequence *q)
         sched_retire(s, paused, SEQUENCE_WAITING);
         return true;
     }
-    CHECK(!alone); /* a sequence alone always fits: kv_seq_open saw to it */
+    if (alone) { /* kv_seq_open saw that it fits; but not with copies of segments that it shares */
+        CHECK(!q->is_private);
+        q->is_private = true;
+        victim = q;
+    }
     if (victim == NULL)
         victim = q;
     sched_retire(s, victim, SEQUENCE_WAITING);
@@ -204,13 +215,12 @@ static double fetch_bytes(const struct sched *s, const struct sequence *q, doubl
            (double)g->block_bytes[LANE_SPARSE];
 }
 
-static bool curve_of(const struct sequence *q, struct miss_curve *c)
+/* Its miss curve by what was collected so far; false: nothing is known yet. */
+static bool curve_of(const struct sched *s, const struct sequence *q, struct miss_curve *c)
 {
-    double touches;
-    const double *histogram = kv_seq_distances(&q->kv, &touches);
-    c->n = 0;
-    if (histogram != NULL)
-        miss_curve_make(c, histogram, touches);
+    const struct kv_geometry *g = kv_geometry(s->kv);
+    uint32_t pages = attention_min_slots(q->in, g, q->n_computed);
+    miss_curve_make(c, q->reuse, (double)pages * q->kv.hot->epoch_steps);
     return c->n > 0;
 }
 
@@ -219,7 +229,7 @@ static double predicted_fetch(const struct sched *s, const struct sequence *q)
     struct miss_curve c;
     if (q->kv.residence != KV_SPILLED)
         return 0;
-    bool known = curve_of(q, &c);
+    bool known = curve_of(s, q, &c);
     double miss = known ? (double)miss_curve_at(&c, (float)q->kv.n_slots) : UNKNOWN_MISS;
     return fetch_bytes(s, q, miss);
 }
@@ -243,16 +253,21 @@ bool residence_fits_under_pressure(const struct sched *s, const struct sequence 
     uint64_t down = sparse ? less(blocks_for(s, rows), tail_blocks(s)) : 0; /* its own, in DRAM */
     if (q->state == SEQUENCE_PAUSED) /* which has them there already */
         down = less((uint32_t)down, q->kv.n_blocks);
+    if (s->prefix_caching) /* the copy of a segment that others read, while it is sealed */
+        need += blocks_for(s, SEGMENT_ROWS);
     for (uint32_t i = 0; i < s->n_running; i++) {
         const struct sequence *r = s->running[i];
         uint32_t longest = r->n_prompt + r->max_tokens, sealed = sealed_blocks(s, r);
-        uint32_t expected = min_u32(r->n_tokens + SEGMENT_ROWS, longest);
+        uint32_t expected = min_u32(r->n_tokens + SEGMENT_ROWS, longest), tail;
         if (may_spill(r) && down + sealed <= dram) {
             available += kv_spill_gain(s->kv, &r->kv, residence_min_slots(s, r, r->n_computed));
             down += sealed;
             need += less(tail_blocks(s), r->kv.n_blocks - sealed);
-        } else {
+        } else if (r->kv.residence == KV_SPILLED) {
+            tail = r->kv.n_blocks - sealed;
             available += excess(s, r);
+            need += less(floor_blocks(s, r, expected), tail + r->kv.n_slots - excess(s, r));
+        } else {
             need += residence_wanted(s, r, expected);
         }
     }
@@ -301,14 +316,16 @@ static uint32_t make_claims(struct sched *s, uint32_t *total)
     uint32_t n = 0;
     *total = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
-        const struct sequence *q = s->running[i];
+        struct sequence *q = s->running[i];
         if (q->kv.residence != KV_SPILLED)
             continue;
         struct miss_curve *curve = &s->curves[n];
+        miss_histogram_decay(q->reuse);
+        kv_seq_reuse(s->kv, &q->kv, q->reuse);
         uint32_t min = min_u32(residence_min_slots(s, q, q->n_computed), q->kv.n_slots);
         uint32_t max = max_u32(sealed_blocks(s, q), min);
         s->claims[n++] =
-            (struct budget_claim){.curve = curve_of(q, curve) ? curve : NULL,
+            (struct budget_claim){.curve = curve_of(s, q, curve) ? curve : NULL,
                                   .min = min,
                                   .preset = min_u32(max_u32(preset_slots(s, q), min), max),
                                   .max = max,

@@ -204,7 +204,7 @@ static struct kv_open open_args(const struct sched *s, const struct sequence *q)
                         .tokens = q->tokens,
                         .n = q->n_tokens,
                         .max_rows = q->n_prompt + q->max_tokens};
-    if (s->prefix_caching && !sequence_scores_prompt(q))
+    if (s->prefix_caching && !sequence_scores_prompt(q) && !q->is_private)
         o.max_hit = (q->in != NULL ? q->n_prompt : q->n_tokens) - 1;
     if (q->in != NULL)
         o.layout = (struct kv_layout){
@@ -329,9 +329,12 @@ static status seal_due(struct sched *s, struct sequence *q)
         TRY(kv_seq_seal_begin(s->kv, &q->kv, shares ? q->tokens : NULL, &seal));
         if (!seal.found)
             attention_seal(s->at, q->in, seal.segment, seal.record, seal.from, seal.to);
-        s->segments_found += seal.found;
-        s->segments_sealed += !seal.found;
+        if (seal.found && q->in->digest_id != 0)
+            s->segments_found++;
+        else
+            s->segments_sealed++;
         kv_seq_seal_end(s->kv, &q->kv, &seal);
+        s->blocked_at = SCHED_NOT_BLOCKED; /* who has sealed rows can be spilled */
     }
     return OK;
 }
@@ -418,14 +421,10 @@ static void plan_prompts(struct sched *s)
     count_bypassed(s);
 }
 
-bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, struct sequence *q),
-                void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
+static void plan_step(struct sched *s, uint64_t now_us,
+                      void (*admitted)(void *arg, struct sequence *q),
+                      void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
-    for (uint32_t i = 0; i < s->n_running; i++)
-        s->running[i]->n_scheduled = 0;
-    s->n_plan = s->plan_rows = s->plan_decodes = 0;
-    s->n_steps++;
-    residence_balance(s);
     uint64_t retired = s->n_retired;
     plan_decodes(s);
     /* Admission before the prompts' share: a short new prompt may overtake a long one at once. After
@@ -433,5 +432,20 @@ bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, st
     if (s->n_retired == retired)
         admit_waiting(s, now_us, admitted, refuse, arg);
     plan_prompts(s);
+}
+
+bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, struct sequence *q),
+                void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
+{
+    uint64_t retired;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        s->running[i]->n_scheduled = 0;
+    s->n_plan = s->plan_rows = s->plan_decodes = 0;
+    s->n_steps++;
+    residence_balance(s);
+    do { /* again, if all that ran had to go */
+        retired = s->n_retired;
+        plan_step(s, now_us, admitted, refuse, arg);
+    } while (s->n_plan == 0 && s->n_retired != retired);
     return s->n_plan > 0;
 }

@@ -39,10 +39,12 @@ struct sequence {
     const float *bias;
     uint32_t n_stop, n_bias;
     uint64_t salt[2];
+    bool is_private; /* alone it has no room for copies: no hits, and nothing is offered */
     struct sparse_choice sparse; /* zeros: dense */
     /* What follows from it and from the length (never from load) at submission; NULL: dense. */
     const struct sparse_instance *in; /* held: attention_release */
     struct attention_seq *keeps;
+    double reuse[HOT_AGES];  /* distances of its pages' re-use, decayed (cache/budget.h) */
     uint32_t n_light_misses; /* of the step just run, for MSG_TOKEN */
 
     uint32_t n_cached, n_preempted;

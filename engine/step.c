@@ -86,9 +86,21 @@ static void want_token(struct step *st, const struct sequence *q, uint32_t last_
     r->n_history = q->n_tokens;
 }
 
-static void plan_rows(struct step *st, const struct sequence *q, struct batch_seq *b)
+/* Pages estimated for being absent, in all lanes; the difference of two calls is what counts. */
+static uint32_t light_misses(const struct sequence *q)
+{
+    uint32_t n = 0;
+    if (q->kv.hot == NULL || q->in->choice.miss_threshold <= 0)
+        return 0;
+    for (uint32_t lane = 0; lane < q->kv.hot->n_lanes; lane++)
+        n += q->kv.hot->stats[lane].light_misses;
+    return n;
+}
+
+static void plan_rows(struct step *st, struct sequence *q, struct batch_seq *b)
 {
     b->planned = true;
+    q->n_light_misses = light_misses(q); /* until settled: what there was before */
     b->first_plan = attention_rows(st->at);
     CHECK(q->kv.residence == KV_RESIDENT || b->n_rows == 1);
     for (uint32_t i = 0; i < b->n_rows; i++) {
@@ -110,7 +122,7 @@ static void build(struct step *st)
     if (st->at != NULL)
         attention_begin(st->at);
     for (uint32_t i = 0; i < s->n_plan; i++) {
-        const struct sequence *q = s->plan[i];
+        struct sequence *q = s->plan[i];
         struct batch_seq *b = &st->seqs[i];
         *b = (struct batch_seq){
             .first_row = st->n_rows, .n_rows = q->n_scheduled, .first_pos = q->n_computed};
@@ -184,7 +196,8 @@ static bool settle_scores(struct step *st, struct sequence *q, uint32_t *next, u
 static void settle_token(struct step *st, struct sequence *q, const struct sample_row *r,
                          uint64_t now_us)
 {
-    kv_seq_share(st->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
+    if (!q->is_private)
+        kv_seq_share(st->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
     q->tokens[q->n_tokens++] = r->token;
     st->output_tokens++;
     if (q->first_us == 0)
@@ -212,6 +225,10 @@ static void settle(struct step *st, uint64_t now_us)
             next++;
         q->n_computed += b->n_rows;
         q->n_scheduled = 0;
+        if (b->planned) {
+            q->n_light_misses = light_misses(q) - q->n_light_misses;
+            kv_seq_step(st->kv, &q->kv);
+        }
         st->prompt_tokens += decodes ? 0 : b->n_rows;
         if (draws && next > first_logit && st->sample[next - 1].bad)
             good = false;

@@ -132,7 +132,7 @@ static void world_close(struct world *w)
 
 struct submission {
     struct msg_submit m;
-    uint32_t tokens[4096];
+    uint32_t tokens[16384];
 };
 
 static struct sequence *submit(struct world *w, uint32_t n_prompt, uint32_t max_tokens,
@@ -285,7 +285,8 @@ static bool step(struct world *w)
         q->n_scheduled = 0;
         if (q->n_computed < q->n_tokens)
             continue;
-        kv_seq_share(w->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
+        if (!q->is_private)
+            kv_seq_share(w->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
         q->tokens[q->n_tokens] = next_token(q);
         q->n_tokens++;
         if (sequence_n_output(q) == q->max_tokens) {
@@ -445,11 +446,12 @@ static void a_tenth_of_the_blocks_serves_all(void)
 static void spilled_sequences_come_back(void)
 {
     struct world w;
-    const struct size z = {700, 4000, 8, 256, true};
+    const struct size z = {900, 4000, 8, 256, true};
     world_open_sized(&w, &z);
+    submit_sparse(&w, 2200, 60, 2, "wave", 0.05f);
     struct sequence *q = submit_sparse(&w, 2200, 1000, 1, "wave", 0.05f);
-    for (uint32_t i = 0; i < 3; i++)
-        submit_sparse(&w, 2200, 60, 2 + i, "wave", 0.05f);
+    for (uint32_t i = 0; i < 2; i++)
+        submit_sparse(&w, 2200, 60, 3 + i, "wave", 0.05f);
     bool spilled = false;
     while (w.finished < 3 && step(&w))
         spilled = spilled || q->kv.residence == KV_SPILLED;
@@ -459,6 +461,23 @@ static void spilled_sequences_come_back(void)
        "who was spilled for others is RESIDENT again when they have gone");
     while (step(&w))
         ;
+    world_close(&w);
+}
+
+/* Slots and tail just fit; the prompt begins like one that is cached, so sealing would copy. */
+static void alone_in_a_tight_arena_nobody_hangs(void)
+{
+    struct world w;
+    const struct size z = {160, 4000, 4, 256, true};
+    world_open_sized(&w, &z);
+    submit(&w, 40, 4, 1, 0);
+    while (step(&w))
+        ;
+    submit_sparse(&w, 3000, 1500, 1, "wave", 0.02f);
+    while (step(&w))
+        audit(&w);
+    ok(w.finished == 2 && w.marks_right && w.s.preemptions == 1,
+       "a sequence that cannot have the copy of a shared segment computes one of its own");
     world_close(&w);
 }
 
@@ -579,6 +598,7 @@ int main(int argc, char **argv)
     with_room_nothing_moves();
     a_tenth_of_the_blocks_serves_all();
     spilled_sequences_come_back();
+    alone_in_a_tight_arena_nobody_hangs();
     too_small_a_budget_is_refused_with_numbers();
     const struct size worlds[] = {
         {500, 3000, 8, 128, true}, {300, 900, 12, 200, false}, {700, 700, 16, 64, true}};

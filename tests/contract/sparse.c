@@ -304,7 +304,7 @@ static void residence_changes_nothing(void)
     } worlds[] = {
         {900, 3000, "half of the blocks in HBM"},
         {330, 3000, "a fifth"},
-        {290, 500, "a fifth, and little DRAM"},
+        {360, 300, "a fourth, and little DRAM"},
     };
     struct run *r = mem_alloc(sizeof *r);
     for (uint32_t i = 0; i < ARRAY_LEN(worlds); i++) {
