@@ -5,6 +5,7 @@
 #include "engine/residence.h"
 
 #include "cache/budget.h"
+#include "cache/residency.h"
 #include "engine/sched.h"
 
 static const double UNKNOWN_MISS = 0.1; /* miss ratio of a hot set of which nothing is known yet */
@@ -215,22 +216,13 @@ static double fetch_bytes(const struct sched *s, const struct sequence *q, doubl
            (double)g->block_bytes[LANE_SPARSE];
 }
 
-/* Its miss curve by what was collected so far; false: nothing is known yet. */
-static bool curve_of(const struct sched *s, const struct sequence *q, struct miss_curve *c)
-{
-    const struct kv_geometry *g = kv_geometry(s->kv);
-    uint32_t pages = attention_min_slots(q->in, g, q->n_computed);
-    miss_curve_make(c, q->reuse, (double)pages * q->kv.hot->epoch_steps);
-    return c->n > 0;
-}
-
 static double predicted_fetch(const struct sched *s, const struct sequence *q)
 {
     struct miss_curve c;
     if (q->kv.residence != KV_SPILLED)
         return 0;
-    bool known = curve_of(s, q, &c);
-    double miss = known ? (double)miss_curve_at(&c, (float)q->kv.n_slots) : UNKNOWN_MISS;
+    hot_set_curve(q->kv.hot, &c);
+    double miss = c.n > 0 ? (double)miss_curve_at(&c, (float)q->kv.n_slots) : UNKNOWN_MISS;
     return fetch_bytes(s, q, miss);
 }
 
@@ -320,12 +312,12 @@ static uint32_t make_claims(struct sched *s, uint32_t *total)
         if (q->kv.residence != KV_SPILLED)
             continue;
         struct miss_curve *curve = &s->curves[n];
-        miss_histogram_decay(q->reuse);
-        kv_seq_reuse(s->kv, &q->kv, q->reuse);
+        hot_set_curve(q->kv.hot, curve);
+        hot_set_decay(q->kv.hot);
         uint32_t min = min_u32(residence_min_slots(s, q, q->n_computed), q->kv.n_slots);
         uint32_t max = max_u32(sealed_blocks(s, q), min);
         s->claims[n++] =
-            (struct budget_claim){.curve = curve_of(s, q, curve) ? curve : NULL,
+            (struct budget_claim){.curve = curve,
                                   .min = min,
                                   .preset = min_u32(max_u32(preset_slots(s, q), min), max),
                                   .max = max,

@@ -44,7 +44,6 @@ struct sequence {
     /* What follows from it and from the length (never from load) at submission; NULL: dense. */
     const struct sparse_instance *in; /* held: attention_release */
     struct attention_seq *keeps;
-    double reuse[HOT_AGES];  /* distances of its pages' re-use, decayed (cache/budget.h) */
     uint32_t n_light_misses; /* of the step just run, for MSG_TOKEN */
 
     uint32_t n_cached, n_preempted;
