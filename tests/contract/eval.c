@@ -1,6 +1,6 @@
 /* What `spind eval` stands on: one sequence on the sparse path without scheduler and cache
  * (engine/tool/eval_run.h), on a tiny random model, with every built-in plug-in. */
-#include "engine/tool/eval_run.h"
+#include "engine/tool/eval.h"
 #include "engine/tool/keys.h"
 #include "engine/tool/planted.h"
 #include "engine/tool/sheet.h"
@@ -272,6 +272,72 @@ static void planted_tokens_hold_their_share(void)
     }
 }
 
+/* ---- tasks whose answer is generated ---- */
+
+enum { GENERATED = 24, LAST = 6 };
+
+static uint32_t greedy(const float *logits)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < TINY_VOCAB; i++)
+        best = logits[i] > logits[best] ? i : best;
+    return best;
+}
+
+/* Plain decoding, a row at a time; the text of its last tokens. */
+static void decode_plainly(struct eval_run *r, const struct sparse_choice *c,
+                           const uint32_t *question, uint32_t n, char *text)
+{
+    uint32_t next[GENERATED];
+    size_t at = 0;
+    eval_run_rewind(r, CONTEXT);
+    rig_must(eval_run_rows(r, c, question, n, a));
+    next[0] = greedy(a + (size_t)(n - 1) * TINY_VOCAB);
+    for (uint32_t i = 1; i < GENERATED; i++) {
+        rig_must(eval_run_rows(r, c, &next[i - 1], 1, a));
+        next[i] = greedy(a);
+    }
+    for (uint32_t i = GENERATED - LAST; i < GENERATED; i++) {
+        struct text_view v = tokenizer_bytes(eval_run_tokenizer(r), next[i]);
+        for (size_t k = 0; k < v.len && at + 1 < TASKS_REF_BYTES; k++)
+            text[at++] = v.p[k] ? v.p[k] : ' ';
+    }
+    text[at] = '\0';
+}
+
+static void a_draft_changes_nothing_that_is_generated(void)
+{
+    static struct eval e = {.interval = 1, .top_p = 1, .block_rows = 8};
+    struct eval_outcome o[2] = {{0}};
+    struct task t = {.context = tokens, .n_context = CONTEXT, .n_turns = 1};
+    struct task_turn *turn = &t.turns[0];
+    char dense[TASKS_REF_BYTES], sparse[TASKS_REF_BYTES];
+    e.run = open_run(8, 0);
+    e.geo = eval_run_memory(e.run)->geo;
+    rig_must(eval_add_setting(&e, NULL, "wave", "estimate=0", 0.02));
+    rig_must(eval_add_setting(&e, NULL, "dense", "", 1));
+    turn->question = turn->answer = tokens + CONTEXT;
+    turn->n_question = 7;
+    turn->n_answer = 3;
+    turn->score = TASKS_ALL;
+    turn->generate = GENERATED;
+    rig_must(eval_run_prefill(e.run, tokens, CONTEXT));
+    decode_plainly(e.run, &e.settings[0].choice, turn->question, 7, sparse);
+    decode_plainly(e.run, NULL, turn->question, 7, dense);
+    if (!ok(strcmp(dense, sparse) != 0, "on a random model the two texts part"))
+        printf("# both: %s\n", dense);
+    snprintf(turn->refs[turn->n_refs++], TASKS_REF_BYTES, "%s", dense);
+    snprintf(turn->refs[turn->n_refs++], TASKS_REF_BYTES, "%s", sparse);
+    rig_must(eval_task(&e, &t, o));
+    ok(o[0].asked == 2 && o[0].right_dense == 1 && o[0].right == 1 && o[0].kept == 0,
+       "each finds the end of its own text: %u, %u, both %u", o[0].right_dense, o[0].right,
+       o[0].kept);
+    ok(o[1].right == 1 && o[1].kept == 1 && o[1].kl == 0 && o[1].logprob == o[1].logprob_dense,
+       "dense keeps what dense finds");
+    ok(o[0].n_answer == 3 && o[0].kl > 0, "the canonical answer is scored, too");
+    eval_run_close(e.run);
+}
+
 /* ---- the verb ---- */
 
 static int verb(const char *line)
@@ -320,6 +386,8 @@ static void the_verb_writes_what_scripts_read(void)
     ok(sheet_number(cJSON_GetArrayItem(cJSON_GetObjectItem(sheet, "rows"), 0), "recall") == 1,
        "an oracle finds all that was planted");
     cJSON_Delete(sheet);
+    is_int(verb("kl --context 3000 --tokens 8 --budget 0.05 --rope-scale 2"), 0,
+           "positions beyond the model's own, by scaling");
     unlink("/tmp/spind-eval.json");
     unlink("/tmp/spind-eval.svg");
 }
@@ -369,6 +437,7 @@ int main(void)
     an_oracle_picks_what_the_keys_say();
     a_permuted_page_says_whose_rows_it_holds();
     costs_are_those_of_the_plan();
+    a_draft_changes_nothing_that_is_generated();
     the_verb_writes_what_scripts_read();
     wrong_words_are_refused();
     unlink(model_path);
