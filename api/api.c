@@ -69,7 +69,7 @@ void api_engine_ready(struct api *a, const struct engine_info *info, struct mail
         a->metrics = m;
     }
     /* Whatever the context holds can be submitted and computed: the engine sized both by it. */
-    CHECK(info->max_model_len <= info->kv_blocks[0] * info->block_rows);
+    CHECK(info->max_model_len <= (info->kv_blocks[0] + info->kv_blocks[1]) * info->block_rows);
     CHECK(info->max_model_len * (size_t)4 < mailbox_max_message(mail, TO_ENGINE));
     a->info = info;
     a->mail = mail;

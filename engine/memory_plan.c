@@ -77,21 +77,40 @@ static uint64_t ring_blocks(const struct engine_config *cfg, const struct kv_geo
     return (geo->stream_sinks + rows) / geo->block_rows + 3;
 }
 
-/* DENSE lanes need HBM for every position of both tiers; never more than DENSE_SHARE of it, or hot sets
- * would have none. */
-static void divide_hbm(struct memory_plan *p, uint64_t rest, uint64_t all_blocks)
+/* HBM blocks of SPARSE lanes that a long sequence cannot do without: tail and selected pages. */
+static double floor_blocks(const struct engine_config *cfg, const struct kv_geometry *geo,
+                           double blocks)
 {
-    enum { DENSE_SHARE = 4 }; /* 3 parts of 4 */
+    static const double USUAL_BUDGET = 0.05; /* where every request chooses for itself */
+    double share = cfg->sparse.plugin != 0 ? (double)cfg->sparse.budget : USUAL_BUDGET;
+    double selected = share > 1 ? share / geo->block_rows : share * blocks;
+    double least = (double)(SEGMENT_ROWS + TAIL_ROWS) / geo->block_rows + selected + 3;
+    return least < blocks ? least : blocks;
+}
+
+/* DENSE lanes need HBM for every position of a sequence that runs, wherever its SPARSE lanes are. Where
+ * HBM cannot have all sequences at full length, it is divided so that both classes end with the same
+ * number of them. */
+static void divide_hbm(struct memory_plan *p, const struct engine_config *cfg, uint64_t rest,
+                       uint64_t per_seq)
+{
     const size_t *unit = p->geo.block_bytes;
-    uint64_t dram = p->blocks[LANE_SPARSE][KV_DRAM], sparse = 0, dense = 0;
+    uint64_t dram = p->blocks[LANE_SPARSE][KV_DRAM], all = per_seq * cfg->max_num_seqs;
+    uint64_t sparse = 0, dense = 0;
     if (unit[LANE_SPARSE] == 0) {
         dense = unit[LANE_DENSE] > 0 ? rest / unit[LANE_DENSE] : 0;
     } else {
         uint64_t both = unit[LANE_SPARSE] + unit[LANE_DENSE];
-        uint64_t beyond = min_u64(dram, all_blocks) * unit[LANE_DENSE]; /* of what lies in DRAM */
+        uint64_t beyond = min_u64(dram, all) * unit[LANE_DENSE]; /* of what lies in DRAM */
+        double per = (double)per_seq * (double)unit[LANE_DENSE] +
+                     floor_blocks(cfg, &p->geo, (double)per_seq) * (double)unit[LANE_SPARSE];
+        double n = (double)rest / per; /* sequences that can run with DRAM behind them */
         sparse = rest > beyond ? (rest - beyond) / both : 0;
-        if (unit[LANE_DENSE] > 0 && sparse * both < rest / DENSE_SHARE)
-            sparse = rest / DENSE_SHARE / unit[LANE_SPARSE];
+        if (unit[LANE_DENSE] > 0 && dram > 0 && n < cfg->max_num_seqs) {
+            n = n < 1 ? 1 : n;
+            dense = min_u64((uint64_t)(n * (double)per_seq), rest / 2 / unit[LANE_DENSE]);
+            sparse = (rest - dense * unit[LANE_DENSE]) / unit[LANE_SPARSE];
+        }
         dense = unit[LANE_DENSE] > 0 ? (rest - sparse * unit[LANE_SPARSE]) / unit[LANE_DENSE] : 0;
         dense = min_u64(dense, sparse + dram);
     }
@@ -100,10 +119,10 @@ static void divide_hbm(struct memory_plan *p, uint64_t rest, uint64_t all_blocks
 }
 
 static void divide(struct memory_plan *p, const struct engine_config *cfg, const struct wish *w,
-                   uint64_t all_blocks)
+                   uint64_t per_seq)
 {
     const size_t *unit = p->geo.block_bytes;
-    uint64_t hbm = w->hbm, ring = 0;
+    uint64_t hbm = w->hbm, ring = 0, all_blocks = per_seq * cfg->max_num_seqs;
     if (unit[LANE_STREAM] > 0) {
         ring = min_u64(ring_blocks(cfg, &p->geo) * cfg->max_num_seqs * 2, all_blocks);
         bool alone = unit[LANE_SPARSE] + unit[LANE_DENSE] == 0;
@@ -121,7 +140,7 @@ static void divide(struct memory_plan *p, const struct engine_config *cfg, const
     if (unit[LANE_STREAM] > 0)
         p->blocks[LANE_STREAM][KV_DRAM] =
             (uint32_t)min_u64((w->dram - (uint64_t)dram * down) / unit[LANE_STREAM], ring);
-    divide_hbm(p, hbm, all_blocks);
+    divide_hbm(p, cfg, hbm, per_seq);
 }
 
 static void add_up(struct memory_plan *p)
@@ -202,11 +221,10 @@ status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         uint64_t available_bytes)
 {
     uint64_t per_seq = ((uint64_t)model_len + geo->block_rows - 1) / geo->block_rows;
-    uint64_t all = per_seq * cfg->max_num_seqs;
-    struct wish w = choose_bytes(cfg, geo, all, available_bytes);
+    struct wish w = choose_bytes(cfg, geo, per_seq * cfg->max_num_seqs, available_bytes);
     *p = (struct memory_plan){
         .geo = *geo, .record_lane_bytes = record_lane_bytes, .spills = cfg->sparse.plugin != 0};
-    divide(p, cfg, &w, all);
+    divide(p, cfg, &w, per_seq);
     add_up(p);
     TRY(check_bytes(p, &w, available_bytes));
     TRY(check_length(p, cfg, model_len));

@@ -2,8 +2,8 @@
  * before anything is allocated, and refused with numbers that would work.
  *
  *   SPARSE  HBM and DRAM; where DRAM holds sequences, HBM needs their tails and hot sets only
- *   DENSE   HBM for every position that either tier holds, since such lanes never spill; DRAM as much,
- *           for sequences that are paused
+ *   DENSE   HBM for every position of whoever runs, since such lanes never spill; DRAM as well, for
+ *           sequences that are paused
  *   STREAM  a ring per sequence that runs, and as much again for what the prefix cache keeps
  *   records beside --kv-hbm: digests and row -> position maps of every segment that can be stored */
 #ifndef ENGINE_MEMORY_PLAN_H

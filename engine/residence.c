@@ -65,6 +65,13 @@ static uint32_t floor_blocks(const struct sched *s, const struct sequence *q, ui
     return min_u32(blocks_for(s, rows), residence_min_slots(s, q, rows) + tail_blocks(s));
 }
 
+/* What the tail of a sequence that is spilled, or might be, will still take on the way to `rows`. */
+static uint32_t tail_growth(const struct sched *s, const struct sequence *q, uint32_t rows)
+{
+    uint32_t tail = q->kv.n_blocks - sealed_blocks(s, q);
+    return min_u32(less(tail_blocks(s), tail), less(blocks_for(s, rows), q->kv.n_blocks));
+}
+
 /* What sealing may take for a moment, if it is due before the next row: others may read the segment. */
 static uint32_t seal_copy(const struct sched *s, const struct sequence *q)
 {
@@ -79,8 +86,7 @@ uint32_t residence_wanted(const struct sched *s, const struct sequence *q, uint3
         return less(whole, q->kv.n_blocks);
     if (q->kv.residence == KV_PAUSED)
         return whole + seal_copy(s, q);
-    uint32_t tail = q->kv.n_blocks - sealed_blocks(s, q);
-    return less(floor_blocks(s, q, rows), tail + q->kv.n_slots);
+    return tail_growth(s, q, rows) + less(residence_min_slots(s, q, rows), q->kv.n_slots);
 }
 
 /* ---- making room ---- */
@@ -250,15 +256,15 @@ bool residence_fits_under_pressure(const struct sched *s, const struct sequence 
     for (uint32_t i = 0; i < s->n_running; i++) {
         const struct sequence *r = s->running[i];
         uint32_t longest = r->n_prompt + r->max_tokens, sealed = sealed_blocks(s, r);
-        uint32_t expected = min_u32(r->n_tokens + SEGMENT_ROWS, longest), tail;
+        uint32_t expected = min_u32(r->n_tokens + SEGMENT_ROWS, longest);
         if (may_spill(r) && down + sealed <= dram) {
             available += kv_spill_gain(s->kv, &r->kv, residence_min_slots(s, r, r->n_computed));
             down += sealed;
-            need += less(tail_blocks(s), r->kv.n_blocks - sealed);
+            need += tail_growth(s, r, expected);
         } else if (r->kv.residence == KV_SPILLED) {
-            tail = r->kv.n_blocks - sealed;
             available += excess(s, r);
-            need += less(floor_blocks(s, r, expected), tail + r->kv.n_slots - excess(s, r));
+            need += tail_growth(s, r, expected) +
+                    less(residence_min_slots(s, r, expected), r->kv.n_slots - excess(s, r));
         } else {
             need += residence_wanted(s, r, expected);
         }
