@@ -3,7 +3,8 @@
 #include "tests/tap.h"
 #include "tests/trace_rig.h"
 
-#include "kernels/core/hot_set.h"
+#include "cache/budget.h"
+#include "engine/tool/lanes.h"
 
 enum { SMALL_PAGES = 8, SMALL_SETS = 1 << SMALL_PAGES };
 
@@ -205,10 +206,58 @@ static void bucketed_is_close_to_exact(void)
            1u << w, 100 * worst[w]);
 }
 
+/* Eight unlike lanes of the default model reading a novel at 7,232 positions, wave, 5 %: 192 steps that
+ * eval_run_record recorded. Four of them are the most restless of all. */
+static void so_it_is_on_a_recorded_trace(void)
+{
+    static const char *const file = "tests/golden/selection-austen.trace";
+    struct hot_lane_stats seen[8] = {0};
+    struct lanes *l;
+    struct miss_curve curve;
+    uint32_t n = 0, unit = 0;
+    if (lanes_load(&l, &file, 1) != OK) {
+        printf("Bail out! %s: tests run in the root of the repository\n", err_text());
+        exit(1);
+    }
+    struct replay_lane lanes[8];
+    for (uint32_t i = 0; i < l->header.layers * l->header.kv_heads; i++) {
+        struct replay_lane lane = lanes_get(l, 0, i / l->header.kv_heads, i % l->header.kv_heads);
+        if (lane.n_steps > 0)
+            lanes[n++] = lane;
+    }
+    is_int(n, 8, "eight recorded lanes");
+    for (uint32_t i = 0; i < n; i++)
+        unit = replay_largest(&lanes[i]) > unit ? replay_largest(&lanes[i]) : unit;
+    for (uint32_t i = 0; i < n; i++)
+        (void)run(&lanes[i], REPLAY_BUCKETED, 3 * unit, 1, seen[i].distance);
+    miss_curve_lanes(&curve, seen, n, lanes[0].n_steps - 32);
+    double above = 0, off = 0;
+    for (uint32_t m = 1; m <= MOST; m++) {
+        struct replay_count sum[3] = {0};
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t p = 0; p < 3; p++) {
+                struct replay_count c = run(&lanes[i], (enum replay_policy)p, m * unit, 1, NULL);
+                sum[p].touches += c.touches;
+                sum[p].misses += c.misses;
+            }
+        double lru = miss_ratio(sum[REPLAY_LRU]), ours = miss_ratio(sum[REPLAY_BUCKETED]);
+        double said = (double)miss_curve_at(&curve, (float)(m * unit));
+        printf(
+            "# recorded, %ux of %u pages: LRU %5.2f  bucketed %5.2f  Belady %5.2f  curve %5.2f\n",
+            m, unit, 100 * lru, 100 * ours, 100 * miss_ratio(sum[REPLAY_BELADY]), 100 * said);
+        above = ours - lru > above ? ours - lru : above;
+        off = fabs(said - ours) > off ? fabs(said - ours) : off;
+    }
+    ok(above < 0.015, "recorded: at most %.2f points above exact LRU", 100 * above);
+    ok(off < 0.02, "recorded: the curve seen at 3x is at most %.2f points off", 100 * off);
+    lanes_free(l);
+}
+
 int main(void)
 {
     replays_are_what_they_say();
     the_traces_are_like_real_ones();
     bucketed_is_close_to_exact();
+    so_it_is_on_a_recorded_trace();
     return tap_done();
 }
