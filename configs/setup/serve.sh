@@ -9,4 +9,12 @@ if [ -z "${MODEL:-}" ]; then
     MODEL=$(configs/setup/model.sh --path)
 fi
 build "building $SPIND" "$SPIND"
-exec "$SPIND" serve "$MODEL" --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" "$@"
+
+# A model's own defaults, if there are any: named after its file without the quantisation. Flags win.
+name=$(basename "$MODEL" .gguf | tr '[:upper:]' '[:lower:]')
+defaults=configs/models/${name%.*}.json
+config=()
+if [ -f "$defaults" ] && [[ " $* " != *" --config"* ]]; then
+    config=(--config "$defaults")
+fi
+exec "$SPIND" serve "$MODEL" "${config[@]}" --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" "$@"

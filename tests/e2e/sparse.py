@@ -1,12 +1,12 @@
 """Sparse attention as clients and operators ask for it: the request's "sparse", flags that are wrong, and a
-plug-in of somebody else's, loaded into the real daemon."""
+plug-in of somebody else's, loaded into the real daemon and used on the CPU."""
 import json
 import os
 import subprocess
 
 import _server
-from _server import BUILD, clean_env, done, equal, ok
-from _spind import PATIENCE, ask, complete, mock, settles, CHAT, COMPLETION
+from _server import BUILD, clean_env, done, equal, ok, skip
+from _spind import MODEL, PATIENCE, ask, chat, complete, metrics, mock, real, settles, CHAT, COMPLETION
 
 PLUGINS = os.path.join(BUILD, "tests", "plugin")
 SIGNS = os.path.join(PLUGINS, "signs.so")
@@ -80,9 +80,52 @@ def flags_are_checked():
        "what only the model can tell ends the start with 1", p.stderr)
 
 
+def head_policies_are_checked(folder):
+    def start(*args):
+        p = subprocess.run([_server.BINARY, "serve", "--device", "cpu", MODEL, "--port", "0", *args], capture_output=True, text=True,
+                           timeout=PATIENCE, env=clean_env())
+        return p.returncode, p.stderr
+
+    table = os.path.join(folder, "full_attention_heads.tsv")
+    with open(table, "w") as f:
+        f.write("\n".join(["\t".join(["1.0"] * 8)] * 32) + "\n")
+    code, err = start("--head-policy", "duo", "--head-policy-file", folder)
+    ok(code == 1 and f"cannot serve: {table}: made for a model of 32 layers with 8 KV heads; this one has 30 with 3" in err,
+       "a pattern of another model: both shapes, and 1", err)
+
+
+TEXT = " ".join(f"Section {i}: the quick brown fox number {i * 7919 % 1000} jumps over the lazy dog." for i in range(90))
+
+
+def a_third_party_is_served():
+    if not os.path.exists(MODEL):
+        skip("a third party's plug-in on the CPU", "no model")
+        return
+    server = real("--plugin", SIGNS, "--max-model-len", "4096")
+    want = complete(server, TEXT, max_tokens=12, temperature=0, ignore_eos=True)
+    n_prompt = want.json["usage"]["prompt_tokens"]
+    ok(want.status == 200 and n_prompt > 1088 + 64, "a prompt with a sealed segment", n_prompt)
+    before = metrics(server)["spind_planned_rows_total"]
+    got = complete(server, TEXT, max_tokens=12, temperature=0, ignore_eos=True, sparse={"plugin": "signs", "budget": 1.0})
+    equal(got.text, want.text, "a budget of all there is: what dense says")
+    rows = metrics(server)["spind_planned_rows_total"] - before
+    ok(rows >= 11, "its rows attended by plan", rows)
+    some = complete(server, TEXT, max_tokens=12, temperature=0, ignore_eos=True, sparse={"plugin": "signs", "budget": 0.1})
+    again = complete(server, TEXT, max_tokens=12, temperature=0, ignore_eos=True, sparse={"plugin": "signs", "budget": 0.1})
+    ok(some.status == 200 and some.json["usage"]["completion_tokens"] == 12, "a tenth of it is served", some)
+    equal(again.text, some.text, "and again the same")
+    settles(server, "nothing is left")
+    equal(server.stop(), 0, "and the daemon ends well")
+
+
 def main():
+    import tempfile
     requests_are_checked()
     flags_are_checked()
+    if os.path.exists(MODEL):
+        with tempfile.TemporaryDirectory() as folder:
+            head_policies_are_checked(folder)
+    a_third_party_is_served()
     done()
 
 
