@@ -236,8 +236,8 @@ static void close_all(struct engine *e)
 
 static status check_config(const struct engine_config *c)
 {
-    if (c->block_rows != 8 && c->block_rows != 16)
-        return err(ERR_ARG, "--block-size %u: 8 or 16", c->block_rows);
+    if (c->block_rows != 8 && c->block_rows != 16 && c->block_rows != 32)
+        return err(ERR_ARG, "--block-size %u: 8, 16 or 32", c->block_rows);
     if (c->max_num_seqs == 0 || c->max_batched_tokens < c->max_num_seqs)
         return err(ERR_ARG, "--max-num-batched-tokens (%u) must be at least --max-num-seqs (%u)",
                    c->max_batched_tokens, c->max_num_seqs);

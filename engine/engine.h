@@ -21,7 +21,7 @@ struct engine_config {
     const char *device; /* "auto", "cpu", "mock" */
     struct cpu_options cpu;
     struct mock_options mock;
-    uint32_t block_rows;         /* R: 8 or 16 */
+    uint32_t block_rows;         /* R: 8, 16 or 32 */
     uint64_t kv_hbm_bytes;       /* 0: chosen from max_model_len and max_num_seqs */
     uint64_t kv_dram_bytes;      /* 0: no second tier; ENGINE_KV_AUTO: chosen */
     uint32_t max_model_len;      /* 0: the model's */

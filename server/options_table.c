@@ -101,8 +101,8 @@ const struct option options_table[] = {
 
     {.name = "block-size",
      .group = "kv",
-     COUNT(block_rows, 8, 16),
-     .choices = "8|16",
+     COUNT(block_rows, 8, 32),
+     .choices = "8|16|32",
      .preset = "16",
      .help = "Positions per KV block."},
     {.name = "kv-hbm",
