@@ -1,10 +1,12 @@
-/* How long does attention take? Decode by context and batch, prefill of 512; whole-model numbers:
- * 30 layers, 9 heads over 3, head_dim 64 (the default model), threads as the process may use.
+/* How long does attention take? Decode by context and batch, prefill of 512, decode by plan;
+ * whole-model numbers: 30 layers, 9 heads over 3, head_dim 64 (the default model), threads as the
+ * process may use.
  *
  * Best of several runs. Ceilings: KV bytes read per
  * second against about 50 GB/s of DRAM on two cores; prefill in f32 FMA against 5.6 G zmm/s a core.
  * Usage: attend [R] [isa: 0 scalar, 1 AVX2, 2 AVX-512] [threads] */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +24,14 @@ struct bench {
     float *qkv, *out, *rope;
     block_id *blocks;
     uint32_t n_seqs, n_rows;
+    struct attend_plans plans[LAYERS]; /* n_rows 0: attend everything */
+    uint32_t *lists;
+    float *scores;
+};
+
+/* What a row attends by plan. */
+struct plan_case {
+    uint32_t segments, tail, selected, estimates;
 };
 
 /* Fills the arena with small numbers through append itself: pages of all layers are touched. */
@@ -63,8 +73,78 @@ static void setup(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_ro
     fill(b, per_seq * rows);
 }
 
+static uint32_t random_next(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* n of the numbers below `from`, ascending. */
+static void pick(uint32_t *out, uint32_t n, uint32_t from, uint32_t *state)
+{
+    for (uint32_t i = 0; n > 0; i++)
+        if (random_next(state) % (from - i) < n) {
+            *out++ = i;
+            n--;
+        }
+}
+
+static void plan(struct bench *b, const struct plan_case *p)
+{
+    uint32_t rows = b->geo.block_rows, state = 1;
+    struct digest_desc d = {ORDER_BISECT, DIGEST_CENTROID, SEGMENT_ROWS / rows, 1, 16, true};
+    uint32_t parts = p->segments * d.parts, n = (p->selected + rows - 1) / rows;
+    b->kv.record_lane_bytes = digest_layout_of(DIM, &d).bytes;
+    b->kv.record_bytes = b->kv.record_lane_bytes * LAYERS * KV_HEADS;
+    size_t bytes = b->kv.record_bytes * p->segments;
+    b->kv.records = aligned_alloc(1 << 21, (bytes + (1 << 21)) >> 21 << 21);
+    memset(b->kv.records, 1, bytes);
+    /* by layer: pages and estimates by head, then counts */
+    size_t layer_words = KV_HEADS * ((size_t)n + p->estimates + 2);
+    b->lists = mem_alloc((LAYERS * layer_words + p->segments) * 4);
+    b->scores = mem_alloc((size_t)HEADS * parts * sizeof(float));
+    uint32_t *records = b->lists + LAYERS * layer_words;
+    static struct plan_row row;
+    for (uint32_t i = 0; i < p->segments; i++)
+        records[i] = p->segments - 1 - i;
+    row = (struct plan_row){.pos = b->seqs[0].first_pos,
+                            .n_segments = p->segments,
+                            .records = records,
+                            .blocks = b->blocks};
+    b->seqs[0].planned = true;
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        uint32_t *pages = b->lists + layer * layer_words, *estimates = pages + KV_HEADS * n;
+        uint32_t *counts = estimates + KV_HEADS * p->estimates;
+        for (uint32_t h = 0; h < KV_HEADS; h++) {
+            pick(pages + h * n, n, parts, &state);
+            for (uint32_t i = 0; i < n; i++)
+                pages[h * n + i] = b->blocks[pages[h * n + i]];
+            pick(estimates + h * p->estimates, p->estimates, parts, &state);
+            counts[h] = n;
+            counts[KV_HEADS + h] = p->estimates;
+        }
+        b->plans[layer] = (struct attend_plans){.desc = d,
+                                                .rows = &row,
+                                                .n_rows = 1,
+                                                .page_cap = n,
+                                                .estimate_cap = p->estimates,
+                                                .stride = parts,
+                                                .pages = pages,
+                                                .n_pages = counts,
+                                                .estimates = estimates,
+                                                .n_estimates = counts + KV_HEADS,
+                                                .scores = b->scores};
+    }
+}
+
 static void teardown(struct bench *b)
 {
+    free(b->kv.records);
+    mem_free(b->lists);
+    mem_free(b->scores);
+    b->lists = NULL;
+    b->scores = NULL;
+    memset(b->plans, 0, sizeof b->plans);
     free(b->arena);
     mem_free(b->blocks);
     mem_free(b->qkv);
@@ -114,6 +194,8 @@ static void time_step(struct bench *b, int runs, double *append_us, double *atte
                                                           .n_seqs = b->n_seqs,
                                                           .scale = 0.125f,
                                                           .qkv = b->qkv,
+                                                          .plans = &b->plans[layer],
+                                                          .n_plans = b->plans[layer].n_rows,
                                                           .out = b->out});
             keep_least(&append[layer], t1 - t0);
             keep_least(&attend[layer], now_ns() - t1);
@@ -139,11 +221,30 @@ static void measure(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_
     teardown(b);
 }
 
+/* Ceilings as above; bytes and FMA of exact rows and mean V alone. */
+static void measure_plan(struct bench *b, uint32_t rows, const struct plan_case *p)
+{
+    double append, attend, dense;
+    uint32_t len = p->segments * SEGMENT_ROWS + p->tail;
+    setup(b, rows, 1, 1, len);
+    time_step(b, 40, &append, &dense);
+    plan(b, p);
+    time_step(b, 200, &append, &attend);
+    double exact = (p->selected + rows - 1) / rows * rows + p->tail;
+    double bytes = (double)LAYERS * KV_HEADS * DIM * (4 * exact + p->estimates);
+    double fma = (double)LAYERS * HEADS * DIM * (2 * exact + p->estimates) / 16;
+    printf("%8u %9u %6u %10u %12.0f %12.0f %8.2f %9.2f\n", len, p->selected, p->tail, p->estimates,
+           attend, dense, bytes / attend / 1e3, fma / attend / 1e3);
+    teardown(b);
+}
+
 int main(int argc, char **argv)
 {
     static const uint32_t cases[][3] = {{64, 1, 1},   {512, 1, 1},  {1800, 1, 1},  {2048, 1, 1},
                                         {8192, 1, 1}, {64, 16, 1},  {128, 16, 1},  {512, 16, 1},
                                         {2048, 8, 1}, {8192, 4, 1}, {512, 1, 512}, {2048, 1, 512}};
+    static const struct plan_case plans[] = {
+        {7, 512, 374, 225}, {7, 512, 374, 0}, {7, 64, 374, 225}, {7, 64, 374, 0}, {7, 64, 160, 0}};
     uint32_t rows = argc > 1 ? (uint32_t)atoi(argv[1]) : 16;
     struct bench *b = mem_alloc(sizeof *b);
     b->be.isa = argc > 2 ? (enum isa)atoi(argv[2]) : ISA_AVX512;
@@ -156,6 +257,10 @@ int main(int argc, char **argv)
            "attend us", "us/token", "GB/s", "G FMA/s");
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         measure(b, rows, cases[i][1], cases[i][2], cases[i][0]);
+    printf("%8s %9s %6s %10s %12s %12s %8s %9s\n", "context", "selected", "tail", "estimates",
+           "attend us", "dense us", "GB/s", "G FMA/s");
+    for (size_t i = 0; i < ARRAY_LEN(plans); i++)
+        measure_plan(b, rows, &plans[i]);
     cpu_attend_close(&b->be);
     pool_destroy(b->be.pool);
     mem_free(b);
