@@ -203,6 +203,12 @@ struct attend_table attend_table_of(const struct attend_call *c, const struct at
     return t;
 }
 
+static void prefetch(const void *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += LINE_BYTES)
+        __builtin_prefetch((const uint8_t *)p + i);
+}
+
 void attend_gather_estimates(const struct attend_call *c, const struct attend_task *k,
                              struct split_place at, const int8_t **values, float *factors,
                              float *logits)
@@ -213,22 +219,28 @@ void attend_gather_estimates(const struct attend_call *c, const struct attend_ta
     const uint32_t *records = p->rows[k->plan].records;
     const float *scores = p->scores + plan_entry(c, k) * c->group * p->stride;
     const struct digest_layout layout = digest_layout_of(kv->geo->head_dim, &p->desc);
+    const float *scales[ATTEND_SPLIT];
     CHECK(layout.values != 0);
     uint32_t n = at.end - at.begin, padded = (uint32_t)round_up(n, ATTEND_PAD);
+    uint32_t first = 0; /* partition of the segment */
+    const uint8_t *lane = NULL;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t segment = list[i] / p->desc.parts, part = list[i] % p->desc.parts;
-        const uint8_t *lane = digest_lane(kv, records[segment], c->a->layer, k->head);
-        values[i] = digest_value(lane, &layout, part);
-        factors[i] = digest_value_scale(lane, &layout, part);
-        for (uint32_t j = 0; j < layout.dim; j += LINE_BYTES)
-            __builtin_prefetch(values[i] + j);
+        if (lane == NULL || list[i] - first >= p->desc.parts) { /* lists ascend: seldom */
+            uint32_t segment = list[i] / p->desc.parts;
+            first = segment * p->desc.parts;
+            lane = digest_lane(kv, records[segment], c->a->layer, k->head);
+            prefetch(lane + layout.scales, p->desc.parts * sizeof(float));
+        }
+        values[i] = digest_value(lane, &layout, list[i] - first);
+        scales[i] = (const float *)(const void *)(lane + layout.scales) + (list[i] - first);
+        prefetch(values[i], layout.dim);
     }
-    for (uint32_t i = n; i < padded; i++)
-        factors[i] = 0;
     for (uint32_t h = 0; h < c->group; h++, scores += p->stride, logits += ATTEND_SPLIT) {
         for (uint32_t i = 0; i < n; i++)
             logits[i] = scores[list[i]];
         for (uint32_t i = n; i < padded; i++)
             logits[i] = -INFINITY;
     }
+    for (uint32_t i = 0; i < padded; i++) /* last: they have travelled meanwhile */
+        factors[i] = i < n ? *scales[i] : 0;
 }

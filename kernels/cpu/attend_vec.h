@@ -2,9 +2,10 @@
  * define the vector operations (vf_*, vp_*) and include this file.
  *
  * Two forms of the same sums. One row (decode): K and V are unpacked in registers, shared by the
- * heads of the group; bound by memory (25 GB/s per core from DRAM), so the next group is prefetched
- * one group (16 KiB at head_dim 64) ahead: its pages lie block_bytes apart, where no hardware
- * prefetcher looks. Several rows (prefill): a group is unpacked once to floats in L1 and multiplied
+ * heads of the group; bound by memory (25 GB/s per core from DRAM), so the next group is prefetched one
+ * group (16 KiB at head_dim 64) ahead: its pages lie block_bytes apart, where no hardware prefetcher
+ * looks. With R = 8, pages of two groups fall into the same sets of L1 and do not fit into 12 ways:
+ * half a group ahead, values while keys are read, then the next keys. Several rows (prefill): a group is unpacked once to floats in L1 and multiplied
  * with all queries; bound by two FMA per cycle.
  *
  * bf16 dot products (vdpbf16ps) would round q and p as well, and run at a quarter of the FMA rate
@@ -36,7 +37,8 @@ struct part_state {
     float *sums;        /* [n][VW]: sums of p, by position modulo VW */
     float *alpha;       /* [n] factor of what was summed before this group */
     const uint8_t *page[ATTEND_PAGES]; /* of this group; beyond its end: the last page again */
-    const uint8_t *next[ATTEND_PAGES]; /* of the following group, to prefetch */
+    /* Halves of pages to prefetch, this group's or the following one's. */
+    const uint8_t *with_keys[ATTEND_PAGES], *with_values[ATTEND_PAGES];
 };
 
 static void find_pages(struct part_state *s, uint32_t pos)
@@ -50,9 +52,13 @@ static void find_pages(struct part_state *s, uint32_t pos)
         next_first = 0;
         n_next = a->n_ahead;
     }
+    size_t half = (size_t)s->rows * s->dim * 2;
+    bool near = s->rows < 16 || s->dim > 64; /* two groups do not fit into L1 */
     for (uint32_t i = 0; i < n; i++) {
         s->page[i] = attend_page(&a->table, first + i < last ? first + i : last);
-        s->next[i] = i < n_next ? attend_page(next, next_first + i) : s->page[i];
+        const uint8_t *after = i < n_next ? attend_page(next, next_first + i) : s->page[i];
+        s->with_keys[i] = near ? s->page[i] + half : after;
+        s->with_values[i] = near ? after : after + half;
     }
 }
 
@@ -77,14 +83,16 @@ INLINE vp key_pairs(const uint8_t *const *page, uint32_t pos, const uint32_t row
     return vp_load(p);
 }
 
-INLINE void prefetch_keys(const struct part_state *s, uint32_t pos, const uint32_t rows, uint32_t i)
+/* In the order in which lines of keys are read. */
+INLINE void prefetch_with_keys(const struct part_state *s, uint32_t pos, const uint32_t rows,
+                               uint32_t i)
 {
     if (rows >= 16)
-        __builtin_prefetch(s->next[pos / rows] + ((size_t)i * rows + pos % rows) * 4);
+        __builtin_prefetch(s->with_keys[pos / rows] + ((size_t)i * rows + pos % rows) * 4);
     else if (rows < VW) /* two pages, and two dimension pairs of a page share a line */
-        __builtin_prefetch(s->next[pos / rows + (i & 1)] + (size_t)i / 2 * 64);
+        __builtin_prefetch(s->with_keys[pos / rows + (i & 1)] + (size_t)i / 2 * 64);
     else if (i % 2 == 0)
-        __builtin_prefetch(s->next[pos / rows] + (size_t)i * 32);
+        __builtin_prefetch(s->with_keys[pos / rows] + (size_t)i * 32);
 }
 
 /* Scores of nq heads against TILE positions from `at` of the group on; one row. */
@@ -105,7 +113,7 @@ INLINE void direct_scores(const struct part_state *s, uint32_t h0, const int nq,
         {
             vp x = key_pairs(s->page, at + v * VW, rows, i);
             vf lo = vp_first(x), hi = vp_second(x);
-            prefetch_keys(s, at + v * VW, rows, i);
+            prefetch_with_keys(s, at + v * VW, rows, i);
             UNROLL for (int h = 0; h < nq; h++) acc[h][v] = vf_fma(lo, even[h], acc[h][v]);
             UNROLL for (int h = 0; h < nq; h++) acc[h][v] = vf_fma(hi, odd[h], acc[h][v]);
         }
@@ -142,35 +150,47 @@ INLINE void soften(const struct part_state *s, uint32_t query, uint64_t seen)
     s->alpha[query] = vf_lane0(alpha);
 }
 
+/* acc += p * v for a pair of rows, or only the first of them: what lies beyond the last position is
+ * not ours, maybe NaN. */
+INLINE void add_values(vf acc[QT][NV], const uint8_t *src, const float *p, const int nq,
+                       const int nv, uint32_t tail, const bool both)
+{
+    UNROLL for (int v = 0; v < nv; v++)
+    {
+        vp x = v + 1 < nv || tail == VW ? vp_load(src + v * VW * 4)
+                                        : vp_load_n(src + v * VW * 4, tail);
+        HOLD(x);
+        vf lo = vp_first(x), hi = vp_second(x);
+        UNROLL for (int h = 0; h < nq; h++) acc[h][v] =
+            vf_fma(lo, vf_set1(p[(size_t)h * GROUP]), acc[h][v]);
+        if (both)
+            UNROLL for (int h = 0; h < nq; h++) acc[h][v] =
+                vf_fma(hi, vf_set1(p[(size_t)h * GROUP + 1]), acc[h][v]);
+    }
+}
+
 /* o = alpha * o + sum of p * v over n positions, TILE dimensions (the last vector has `tail` of
  * them); one row. */
 INLINE void direct_values(const struct part_state *s, uint32_t h0, const int nq, uint32_t j,
                           const int nv, uint32_t tail, uint32_t n)
 {
     const struct attend_part *a = s->a;
-    size_t half = (size_t)s->rows * s->dim * 2;
+    size_t half = (size_t)s->rows * s->dim * 2, step = (size_t)s->dim * 4;
     float *o = a->o + (size_t)h0 * a->o_stride + j;
     const float *p = s->scores + (size_t)h0 * GROUP;
     vf acc[QT][NV];
     UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++) acc[h][v] =
         vf_mul(vf_load(o + (size_t)h * a->o_stride + v * VW), vf_set1(s->alpha[h0 + (uint32_t)h]));
-    for (uint32_t t = 0; t < n; t += 2) {
-        size_t in_page = half + ((size_t)(t % s->rows) / 2 * s->dim + j) * 4;
-        const uint8_t *src = s->page[t / s->rows] + in_page;
-        const uint8_t *next = s->next[t / s->rows] + in_page;
-        UNROLL for (int v = 0; v < nv; v++)
-        {
-            vp x = v + 1 < nv || tail == VW ? vp_load(src + v * VW * 4)
-                                            : vp_load_n(src + v * VW * 4, tail);
-            vf lo = vp_first(x), hi = vp_second(x);
-            if (VW == 16 || v % 2 == 0)
-                __builtin_prefetch(next + v * VW * 4);
-            UNROLL for (int h = 0; h < nq; h++) acc[h][v] =
-                vf_fma(lo, vf_set1(p[(size_t)h * GROUP + t]), acc[h][v]);
-            if (t + 1 < n) /* what lies beyond the last position is not ours, maybe NaN */
-                UNROLL for (int h = 0; h < nq; h++) acc[h][v] =
-                    vf_fma(hi, vf_set1(p[(size_t)h * GROUP + t + 1]), acc[h][v]);
+    for (uint32_t k = 0; k * s->rows < n; k++) {
+        const uint8_t *src = s->page[k] + half + (size_t)j * 4;
+        const uint8_t *ahead = s->with_values[k] + (size_t)j * 4;
+        uint32_t left = n - k * s->rows < s->rows ? n - k * s->rows : s->rows;
+        for (; left >= 2; left -= 2, p += 2, src += step, ahead += step) {
+            UNROLL for (int v = 0; v < nv; v += 16 / VW) __builtin_prefetch(ahead + v * VW * 4);
+            add_values(acc, src, p, nq, nv, tail, true);
         }
+        if (left == 1)
+            add_values(acc, src, p, nq, nv, tail, false);
     }
     UNROLL for (int h = 0; h < nq; h++) UNROLL for (int v = 0; v < nv; v++)
         vf_store(o + (size_t)h * a->o_stride + v * VW, acc[h][v]);
