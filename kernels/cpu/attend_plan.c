@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     ITEMS_PER_THREAD = 4, /* with fewer whole tasks per thread, splits become items */
@@ -236,11 +237,11 @@ void attend_gather_estimates(const struct attend_call *c, const struct attend_ta
         prefetch(values[i], layout.dim);
     }
     for (uint32_t h = 0; h < c->group; h++, scores += p->stride, logits += ATTEND_SPLIT) {
-        for (uint32_t i = 0; i < n; i++)
-            logits[i] = scores[list[i]];
+        _Pragma("GCC unroll 4") for (uint32_t i = 0; i < n; i++) logits[i] = scores[list[i]];
         for (uint32_t i = n; i < padded; i++)
             logits[i] = -INFINITY;
     }
-    for (uint32_t i = 0; i < padded; i++) /* last: they have travelled meanwhile */
-        factors[i] = i < n ? *scales[i] : 0;
+    /* last: they have travelled meanwhile */
+    _Pragma("GCC unroll 4") for (uint32_t i = 0; i < n; i++) factors[i] = *scales[i];
+    memset(factors + n, 0, (padded - n) * sizeof *factors);
 }
