@@ -124,10 +124,11 @@ static void run_split(const struct attend_call *c, const struct attend_task *k, 
 static void fold_split(const struct attend_call *c, const struct attend_task *k, uint32_t split,
                        float *total, float *part)
 {
-    size_t skip = (size_t)rows_skipped(c, k, attend_split_at(k, split)) * c->group;
+    uint32_t skipped = rows_skipped(c, k, attend_split_at(k, split));
+    size_t skip = (size_t)skipped * c->group;
     struct partial t = partial_at(c, total, k->n_rows), p = partial_at(c, part, k->n_rows);
     c->b->attend->fold(t.o + skip * c->o_stride, t.m + skip, t.l + skip, p.o, p.m, p.l,
-                       (uint32_t)(k->n_rows * c->group - skip), c->o_stride);
+                       (k->n_rows - skipped) * c->group, c->o_stride);
 }
 
 static void write_out(const struct attend_call *c, const struct attend_task *k, float *total)

@@ -40,7 +40,7 @@ static void attend_group(const struct attend_part *a, const float *q, uint32_t q
                          uint32_t n)
 {
     uint32_t dim = a->geo->head_dim, rows = a->geo->block_rows;
-    float p[ATTEND_GROUP], max = a->m[query], *o = a->o + (size_t)query * a->o_stride;
+    float p[ATTEND_GROUP] = {0}, max = a->m[query], *o = a->o + (size_t)query * a->o_stride;
     for (uint32_t t = 0; t < n; t++) {
         float sum = 0;
         if (!is_shown(a, pos + t))
