@@ -114,16 +114,34 @@ static void doomed_empty(struct kv *kv, uint32_t top)
     }
 }
 
-/* Drops a cached block, its group, and what hangs below. */
-static void block_drop(struct kv *kv, uint32_t id)
+static void reap(struct kv *kv)
 {
-    content_free(kv, id);
     while (kv->doomed != BLOCK_NONE) {
         uint32_t node = kv->doomed;
         kv->doomed = kv->prefix.nodes[node].next_doomed;
         doomed_empty(kv, node);
         prefix_free(&kv->prefix, node);
     }
+}
+
+/* Drops a cached block, its group, and what hangs below. */
+static void block_drop(struct kv *kv, uint32_t id)
+{
+    content_free(kv, id);
+    reap(kv);
+}
+
+void kv_index_withdraw(struct kv *kv, uint32_t id)
+{
+    uint32_t node = kv_block(kv, id)->node;
+    struct prefix_node *nd = &kv->prefix.nodes[node];
+    CHECK(kv_block(kv, id)->refs == 1 && nd->plain == id);
+    kv_index_detach(kv, id);
+    if (nd->n_groups > 0)
+        return;
+    nd->next_doomed = kv->doomed;
+    kv->doomed = node;
+    reap(kv);
 }
 
 bool kv_drop_oldest(struct kv *kv)
@@ -523,6 +541,37 @@ void kv_block_release(struct kv *kv, uint32_t id, part_mask needs)
     need_take(kv_block(kv, id), needs);
     kv_block(kv, id)->refs--;
     use_changed(kv, id, true);
+}
+
+bool kv_block_can_split(const struct kv *kv, uint32_t id)
+{
+    const struct block *b = kv_block(kv, id);
+    for (int c = 0; c < LANE_CLASSES; c++)
+        if (kv_uses(kv, (enum lane_class)c) &&
+            (b->need[c][KV_HBM] > 1 || (c != LANE_STREAM && b->at[c][KV_DRAM] == BLOCK_NONE)))
+            return false;
+    return b->refs > 1;
+}
+
+uint32_t kv_block_split(struct kv *kv, uint32_t id, part_mask needs)
+{
+    uint32_t own = block_next(&kv->blocks); /* the old one has two places, so a record is free */
+    struct block *b = kv_block(kv, id), *o = kv_block(kv, own);
+    CHECK(kv_block_can_split(kv, id));
+    need_take(b, needs);
+    for (int c = 0; c < LANE_CLASSES; c++)
+        if (needs & PART(c, KV_HBM)) {
+            o->at[c][KV_HBM] = b->at[c][KV_HBM];
+            b->at[c][KV_HBM] = BLOCK_NONE;
+        }
+    o->refs = 1;
+    o->keeps_stream = b->keeps_stream;
+    block_move(&kv->blocks, own, BLOCK_ACTIVE);
+    need_add(o, needs);
+    b->refs--;
+    kv_block_settle(kv, id);
+    kv_block_settle(kv, own);
+    return own;
 }
 
 void kv_block_change(struct kv *kv, uint32_t id, part_mask from, part_mask to)

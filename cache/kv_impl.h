@@ -116,6 +116,10 @@ void kv_block_hold(struct kv *kv, uint32_t id, part_mask needs);
 void kv_block_release(struct kv *kv, uint32_t id, part_mask needs);
 /* The same sequence needs it elsewhere. */
 void kv_block_change(struct kv *kv, uint32_t id, part_mask from, part_mask to);
+/* All other sequences that name it have it in DRAM (they are paused). */
+bool kv_block_can_split(const struct kv *kv, uint32_t id);
+/* Then: what one sequence needs in HBM becomes a block of its own, with the same content. */
+uint32_t kv_block_split(struct kv *kv, uint32_t id, part_mask needs);
 /* Keeps every place of it where it is. */
 void kv_block_pin(struct kv *kv, uint32_t id);
 void kv_block_unpin(struct kv *kv, uint32_t id);
@@ -138,6 +142,8 @@ void kv_index_attach_plain(struct kv *kv, uint32_t node, uint32_t id);
 /* blocks[segment_blocks] become a group whose last node this is. */
 void kv_index_attach_group(struct kv *kv, uint32_t last, const uint32_t *blocks);
 void kv_index_detach(struct kv *kv, uint32_t id); /* alone; its node must not stay empty */
+/* Out of the index, with what hangs below (nobody's): it has one reader, who will write it again. */
+void kv_index_withdraw(struct kv *kv, uint32_t id);
 /* A group's blocks, by its last one, first to last. */
 void kv_group_blocks(const struct kv *kv, uint32_t last, uint32_t *out);
 

@@ -2,7 +2,9 @@
  *
  * A layout that keeps positions leaves the blocks where they are. A permuting one writes over them
  * where nobody else reads them, and then the index, which knew them as plain, knows them as a group;
- * else it writes into fresh blocks, and the plain ones stay for whoever reads them. */
+ * else it writes into fresh blocks, and the plain ones stay for whoever reads them. Without room for
+ * that, only a reader that needs them in HBM stands in the way: so a sequence that runs alone can
+ * always go on. */
 #include "cache/kv_impl.h"
 
 /* ---- digest records ---- */
@@ -123,24 +125,30 @@ static uint32_t group_find(const struct kv *kv, const struct kv_seq *s, uint32_t
     return kv->prefix.nodes[at].group;
 }
 
-/* Makes blocks[] (of a segment whose predecessors are the index's) its group. Those that the index
- * knows as plain change their form. */
-static void group_attach(struct kv *kv, const struct kv_seq *s, uint32_t segment,
-                         const uint32_t *tokens, const uint32_t *blocks)
+/* The last node of a segment whose predecessors are the index's, made as far as it is not there. */
+static uint32_t group_node(struct kv *kv, const struct kv_seq *s, uint32_t segment,
+                           const uint32_t *tokens)
 {
     struct prefix_root root = kv_root(s);
-    uint32_t first = first_of(kv, segment), per = kv->segment_blocks;
+    uint32_t first = first_of(kv, segment), end = first + kv->segment_blocks;
     uint32_t at = first == 0 ? BLOCK_NONE : kv_block(kv, s->own->blocks[first - 1])->node;
-    for (uint32_t i = first; i < first + per; i++) {
+    for (uint32_t i = first; i < end; i++) {
         if (i < s->n_shared)
             at = kv_block(kv, s->own->blocks[i])->node;
         else
             at = prefix_make(&kv->prefix, &root, at, tokens + (size_t)i * kv->cfg.geo.block_rows);
     }
-    for (uint32_t i = 0; i < per; i++)
+    return at;
+}
+
+/* blocks[] become the group that ends at the node. Those that the index knows as plain change their
+ * form. */
+static void group_attach(struct kv *kv, uint32_t node, const uint32_t *blocks)
+{
+    for (uint32_t i = 0; i < kv->segment_blocks; i++)
         if (kv_block(kv, blocks[i])->node != BLOCK_NONE)
             kv_index_detach(kv, blocks[i]);
-    kv_index_attach_group(kv, at, blocks);
+    kv_index_attach_group(kv, node, blocks);
 }
 
 void kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uint32_t *tokens)
@@ -148,7 +156,7 @@ void kv_group_share(struct kv *kv, struct kv_seq *s, uint32_t segment, const uin
     uint32_t first = first_of(kv, segment), known[MAX_SEGMENT_BLOCKS];
     uint32_t last = group_find(kv, s, segment, tokens);
     if (last == BLOCK_NONE) {
-        group_attach(kv, s, segment, tokens, s->own->blocks + first);
+        group_attach(kv, group_node(kv, s, segment, tokens), s->own->blocks + first);
         return;
     }
     /* Theirs is equal; ours goes, with its record. */
@@ -180,6 +188,29 @@ static bool nobody_else_reads(const struct kv *kv, const struct kv_seq *s, bool 
             return false;
     }
     return true;
+}
+
+/* Rows that only we read in HBM can be written over: who else names them has them in DRAM, and what
+ * only the index names may be forgotten. */
+static bool may_write_over(const struct kv *kv, const struct kv_seq *s)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    for (uint32_t i = first; i < first + kv->segment_blocks; i++)
+        if (kv_block(kv, s->own->blocks[i])->refs > 1 && !kv_block_can_split(kv, s->own->blocks[i]))
+            return false;
+    return true;
+}
+
+static void make_ours(struct kv *kv, struct kv_seq *s, bool shares)
+{
+    uint32_t first = first_of(kv, s->n_segments);
+    for (uint32_t i = first + kv->segment_blocks; i-- > first;) {
+        uint32_t *id = &s->own->blocks[i];
+        if (kv_block(kv, *id)->refs > 1)
+            *id = kv_block_split(kv, *id, kv_seq_needs(kv, s, i, s->residence));
+        else if (kv_block(kv, *id)->node != BLOCK_NONE && !shares)
+            kv_index_withdraw(kv, *id);
+    }
 }
 
 static bool fits(const struct kv *kv, const struct kv_seq *s)
@@ -347,19 +378,24 @@ static status begin_permuted(struct kv *kv, struct kv_seq *s, const uint32_t *to
     if (!dram_fits(kv, s, s->own->blocks + first, true))
         return no_dram(kv);
     TRY(record_take(kv, s, &out->record));
-    kv->seal_in_place = nobody_else_reads(kv, s, shares);
-    if (!kv->seal_in_place && !fits(kv, s)) {
+    bool alone = nobody_else_reads(kv, s, shares), room = alone || fits(kv, s);
+    if (!room && !may_write_over(kv, s)) {
         record_give_back(kv, out->record);
         return err(ERR_FULL, "no %u blocks to permute a segment that others read", per);
     }
+    kv->seal_in_place = alone || !room;
     if (!kv->seal_in_place)
         take_fresh(kv, s);
+    /* Between taking, which may drop nodes, and ours, which takes them from our blocks. */
+    uint32_t node = shares ? group_node(kv, s, s->n_segments, tokens) : BLOCK_NONE;
+    if (!room)
+        make_ours(kv, s, shares);
     for (uint32_t i = first; i < first + per && kv->seal_in_place && kv_uses(kv, LANE_SPARSE); i++)
         kv_twin_forget(kv, s->own->blocks[i]);
     uint32_t *to = kv->seal_in_place ? s->own->blocks + first : kv->seal_fresh;
     record_attach(kv, out->record, to[per - 1]);
     if (shares)
-        group_attach(kv, s, s->n_segments, tokens, to);
+        group_attach(kv, node, to);
     return OK;
 }
 

@@ -138,7 +138,7 @@ static void add_change(const struct kv *kv, const struct kv_seq *s, uint32_t i,
     }
 }
 
-/* All of its blocks are pinned: what they have already is not taken for others. */
+/* The blocks that change are pinned: what they have already is not taken for others. */
 static status check_change(const struct kv *kv, const struct kv_seq *s, enum kv_residence to,
                            uint32_t n_slots)
 {
@@ -159,16 +159,23 @@ static status check_change(const struct kv *kv, const struct kv_seq *s, enum kv_
     return OK;
 }
 
-static void pin_all(struct kv *kv, struct kv_seq *s)
+static bool changes(const struct kv *kv, const struct kv_seq *s, uint32_t i, enum kv_residence to)
 {
-    for (uint32_t i = 0; i < s->n_blocks; i++)
-        kv_block_pin(kv, s->own->blocks[i]);
+    return kv_seq_needs(kv, s, i, to) != kv_seq_needs(kv, s, i, s->residence);
 }
 
-static void unpin_all(struct kv *kv, struct kv_seq *s)
+static void pin_changing(struct kv *kv, struct kv_seq *s, enum kv_residence to)
+{
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        if (changes(kv, s, i, to))
+            kv_block_pin(kv, s->own->blocks[i]);
+}
+
+static void unpin_changing(struct kv *kv, struct kv_seq *s, enum kv_residence to)
 {
     for (uint32_t i = s->n_blocks; i-- > 0;)
-        kv_block_unpin(kv, s->own->blocks[i]);
+        if (changes(kv, s, i, to))
+            kv_block_unpin(kv, s->own->blocks[i]);
 }
 
 static void make_parts(struct kv *kv, struct kv_seq *s, enum kv_residence to)
@@ -189,6 +196,8 @@ static void change_needs(struct kv *kv, struct kv_seq *s, enum kv_residence to)
     enum kv_residence from = s->residence;
     for (uint32_t i = s->n_blocks; i-- > 0;) {
         uint32_t id = s->own->blocks[i];
+        if (!changes(kv, s, i, to))
+            continue;
         kv_block_change(kv, id, kv_seq_needs(kv, s, i, from), kv_seq_needs(kv, s, i, to));
         kv_block_unpin(kv, id);
     }
@@ -206,12 +215,12 @@ static status to_spilled(struct kv *kv, struct kv_seq *s, uint32_t n_slots)
     enum kv_residence from = s->residence;
     if (!s->layout.seals || !kv_uses(kv, LANE_SPARSE))
         return err(ERR_FULL, "a sequence without sealed blocks cannot be spilled");
-    pin_all(kv, s);
+    pin_changing(kv, s, KV_SPILLED);
     status st = check_change(kv, s, KV_SPILLED, n_slots);
     if (st == OK)
         st = kv_hot_open(kv, s);
     if (st != OK) {
-        unpin_all(kv, s);
+        unpin_changing(kv, s, KV_SPILLED);
         return st;
     }
     make_parts(kv, s, KV_SPILLED);
@@ -220,7 +229,7 @@ static status to_spilled(struct kv *kv, struct kv_seq *s, uint32_t n_slots)
     if (st == OK)
         return OK;
     kv_hot_close(kv, s);
-    pin_all(kv, s);
+    pin_changing(kv, s, from);
     make_parts(kv, s, from);
     change_needs(kv, s, from);
     return st;
@@ -228,10 +237,10 @@ static status to_spilled(struct kv *kv, struct kv_seq *s, uint32_t n_slots)
 
 static status to_whole(struct kv *kv, struct kv_seq *s, enum kv_residence to)
 {
-    pin_all(kv, s);
+    pin_changing(kv, s, to);
     status st = check_change(kv, s, to, 0);
     if (st != OK) {
-        unpin_all(kv, s);
+        unpin_changing(kv, s, to);
         return st;
     }
     kv_hot_close(kv, s);

@@ -2,16 +2,18 @@
  *
  * A leaf serves 512 pages of every lane of one sequence: 2 bytes a page, 0.1 % of the KV it describes
  * at R = 8 and d = 64. Leaves come from a pool in chunks; a chunk goes back to the backend with its
- * last leaf, so that what is held follows what is covered and not what might ever be. The slots'
+ * last leaf, so that what is held follows what is covered and not what might ever be. So do the lists
+ * of leaves and of DRAM blocks. The slots'
  * arrays are one allocation, made anew when a budget outgrows it or falls below half of it. */
 #include "cache/residency.h"
 
 #include <string.h>
 
 enum {
-    CHUNK_BYTES = 128 * 1024, /* small leaves share an allocation of about this size */
-    CHUNK_LEAVES = 32,        /* at most: a mask has so many bits */
-    SLOT_UNIT = 16,           /* budgets change by steps of this: arrays hold a multiple */
+    CHUNK_BYTES = 128 * 1024,   /* small leaves share an allocation of about this size */
+    CHUNK_LEAVES = 32,          /* at most: a mask has so many bits */
+    SLOT_UNIT = 16,             /* budgets change by steps of this: arrays hold a multiple */
+    SLOTS_TURN = HOT_SWEEP - 2, /* when slots are swept; it comes up before epochs wrap, too */
 };
 
 /* ---- leaf pool ---- */
@@ -132,9 +134,12 @@ void leaf_pool_put(struct leaf_pool *p, uint16_t *leaf)
 /* What the host keeps beside a hot set, in the same allocation. */
 struct hot_home {
     struct hot_set set; /* first: a struct hot_set * is one of these */
-    size_t bytes;       /* of this allocation: this, then stats, leaves, dram_blocks */
+    size_t bytes;       /* of this allocation: this, then stats */
+    void *pages;        /* leaves, dram_blocks: grow with what is covered */
+    size_t pages_bytes;
     uint16_t **leaves;
     uint32_t *dram_blocks;
+    uint32_t page_capacity;
     uint32_t max_pages, n_pages; /* n_pages: covered */
     double epochs;               /* that distances were counted in, decayed as they are */
     uint32_t n_decays;
@@ -156,28 +161,21 @@ status hot_set_open(struct hot_set **out, struct backend *be, struct leaf_pool *
                     uint32_t n_lanes, uint32_t max_pages)
 {
     CHECK(n_lanes * (size_t)HOT_LEAF_PAGES * sizeof(uint16_t) == pool->leaf_bytes);
-    uint32_t n_leaves = (max_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES;
-    CHECK(n_leaves < HOT_SWEEP); /* each has a sweep of its own: hot_set_step */
+    /* Each leaf has a sweep of its own, and the slots have one: hot_set_step. */
+    CHECK((max_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES <= SLOTS_TURN / 2);
     size_t stats_at = round_up(sizeof(struct hot_home), 64);
-    size_t leaves_at = stats_at + round_up(n_lanes * sizeof(struct hot_lane_stats), 64);
-    size_t dram_at = leaves_at + round_up(n_leaves * sizeof(uint16_t *), 64);
-    size_t bytes = dram_at + max_pages * sizeof(uint32_t);
+    size_t bytes = stats_at + n_lanes * sizeof(struct hot_lane_stats);
     char *base = be->ops->alloc(be, bytes);
     if (base == NULL)
         return ERR_MEMORY; /* the backend said why */
-    memset(base, 0, dram_at);
+    memset(base, 0, bytes);
     struct hot_home *home = (struct hot_home *)(void *)base;
     home->bytes = bytes;
-    home->leaves = (uint16_t **)(void *)(base + leaves_at);
-    home->dram_blocks = (uint32_t *)(void *)(base + dram_at);
     home->max_pages = max_pages;
     home->set = (struct hot_set){
         .n_lanes = n_lanes,
         .epoch_steps = 1,
-        .leaves = home->leaves,
-        .n_leaves = n_leaves,
         .stats = (struct hot_lane_stats *)(void *)(base + stats_at),
-        .dram_blocks = home->dram_blocks,
     };
     *out = &home->set;
     return OK;
@@ -193,12 +191,14 @@ void hot_set_close(struct hot_set *h, struct backend *be, struct leaf_pool *pool
             leaf_pool_put(pool, home->leaves[i]);
     if (home->slots != NULL)
         be->ops->free(be, home->slots, home->slots_bytes);
+    if (home->pages != NULL)
+        be->ops->free(be, home->pages, home->pages_bytes);
     be->ops->free(be, home, home->bytes);
 }
 
 uint64_t hot_set_bytes(const struct hot_set *h)
 {
-    return home_of(h)->bytes + home_of(h)->slots_bytes;
+    return home_of(h)->bytes + home_of(h)->slots_bytes + home_of(h)->pages_bytes;
 }
 
 /* Points the set's arrays into memory for max_slots slots. */
@@ -287,11 +287,42 @@ status hot_set_resize(struct hot_set *h, struct backend *be, const uint32_t *slo
     return OK;
 }
 
+/* Room to say where n_pages lie, by doubling: what is held follows what is covered. */
+static status reserve_pages(struct hot_set *h, struct backend *be, uint32_t n_pages)
+{
+    struct hot_home *home = home_of(h);
+    uint32_t capacity = home->page_capacity > 0 ? home->page_capacity : HOT_LEAF_PAGES;
+    if (n_pages <= home->page_capacity)
+        return OK;
+    while (capacity < n_pages)
+        capacity *= 2;
+    uint32_t n_leaves = (capacity + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES;
+    size_t dram_at = round_up(n_leaves * sizeof(uint16_t *), 64);
+    size_t bytes = dram_at + capacity * sizeof(uint32_t);
+    char *base = be->ops->alloc(be, bytes);
+    if (base == NULL)
+        return ERR_MEMORY; /* the backend said why */
+    memset(base, 0, bytes);
+    if (home->pages != NULL) {
+        memcpy(base, home->leaves, h->n_leaves * sizeof *home->leaves);
+        memcpy(base + dram_at, home->dram_blocks, home->n_pages * sizeof *home->dram_blocks);
+        be->ops->free(be, home->pages, home->pages_bytes);
+    }
+    home->pages = base;
+    home->pages_bytes = bytes;
+    home->page_capacity = capacity;
+    h->leaves = home->leaves = (uint16_t **)(void *)base;
+    h->dram_blocks = home->dram_blocks = (uint32_t *)(void *)(base + dram_at);
+    h->n_leaves = n_leaves;
+    return OK;
+}
+
 status hot_set_cover(struct hot_set *h, struct leaf_pool *pool, const uint32_t *dram_blocks,
                      uint32_t n_pages)
 {
     struct hot_home *home = home_of(h);
     CHECK(n_pages >= home->n_pages && n_pages <= home->max_pages);
+    TRY(reserve_pages(h, pool->be, n_pages));
     uint32_t before = (home->n_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES, now = before;
     uint32_t want = (n_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES;
     status st = OK;
@@ -311,14 +342,14 @@ status hot_set_cover(struct hot_set *h, struct leaf_pool *pool, const uint32_t *
     return OK;
 }
 
-/* Each leaf is swept once in HOT_SWEEP epochs, at an epoch of its own; the slots after them. */
+/* Each leaf is swept once in HOT_SWEEP epochs, at an epoch of its own; the slots after them all. */
 static void sweep(struct hot_set *h)
 {
     uint32_t turn = h->epoch % HOT_SWEEP;
     for (uint32_t lane = 0; lane < h->n_lanes; lane++)
         if (turn < h->n_leaves)
             hot_sweep_leaf(h, lane, turn);
-        else if (turn == h->n_leaves)
+        else if (turn == SLOTS_TURN)
             hot_sweep_slots(h, lane);
 }
 
