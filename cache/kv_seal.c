@@ -266,11 +266,13 @@ static bool group_fits(const struct kv *kv, const struct kv_seq *s, const uint32
     uint32_t first = first_of(kv, s->n_segments), n[LANE_CLASSES] = {0}, ours[LANE_CLASSES] = {0};
     for (uint32_t i = 0; i < kv->segment_blocks; i++) {
         part_mask needs = kv_seq_needs(kv, s, first + i, s->residence);
-        bool alone = kv_block(kv, s->own->blocks[first + i])->refs == 1;
+        const struct block *own = kv_block(kv, s->own->blocks[first + i]);
         for (int c = 0; c < LANE_CLASSES; c++)
             if (needs & PART(c, KV_HBM)) {
                 n[c] += kv_block(kv, known[i])->at[c][KV_HBM] == BLOCK_NONE;
-                ours[c] += alone && c != LANE_STREAM;
+                /* Free when we let go: kept by the index at most, or by who has it in DRAM. */
+                ours[c] += c != LANE_STREAM && own->need[c][KV_HBM] == 1 &&
+                           (own->refs == 1 || own->at[c][KV_DRAM] != BLOCK_NONE);
             }
     }
     for (int c = 0; c < LANE_CLASSES; c++)
