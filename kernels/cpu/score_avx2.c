@@ -9,15 +9,18 @@ V16_FN void store_query(struct score_query *q, uint32_t j, v16i x)
 }
 
 /* One query, one tile: a register holds 4 partitions of 4 channels, then 4 of 2 sums. */
-static void one_tile(const uint8_t *tile, uint32_t dim, const struct score_query *q, int32_t *out)
+static void one_tile(const uint8_t *tile, const uint8_t *ahead, uint32_t dim,
+                     const struct score_query *q, int32_t *out)
 {
     __m256i acc[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(),
                       _mm256_setzero_si256()};
-    for (uint32_t c = 0; c < dim; c += 4, tile += 4 * (size_t)V16) {
+    for (uint32_t c = 0; c < dim; c += 4, tile += 4 * (size_t)V16, ahead += 4 * (size_t)V16) {
+        _mm_prefetch((const char *)ahead, _MM_HINT_T0);
         int64_t four;
         memcpy(&four, q->x + c, sizeof four);
         __m256i x = _mm256_set1_epi64x(four);
-        for (int i = 0; i < 4; i++) {
+        V16_UNROLL for (int i = 0; i < 4; i++)
+        {
             __m256i k = _mm256_cvtepu8_epi16(
                 _mm_loadu_si128((const __m128i *)(const void *)(tile + (size_t)i * V16)));
             acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(k, x));
@@ -30,12 +33,13 @@ static void one_tile(const uint8_t *tile, uint32_t dim, const struct score_query
     }
 }
 
-static void tile_dots(const uint8_t *first, const uint8_t *second, uint32_t dim,
-                      const struct score_query *q, uint32_t n, int32_t (*out)[DOT_TILES * V16])
+static void tile_dots(const uint8_t *first, const uint8_t *second, const uint8_t *ahead,
+                      uint32_t dim, const struct score_query *q, uint32_t n,
+                      int32_t (*out)[DOT_TILES * V16])
 {
     for (uint32_t h = 0; h < n; h++) {
-        one_tile(first, dim, &q[h], out[h]);
-        one_tile(second, dim, &q[h], out[h] + V16);
+        one_tile(first, ahead, dim, &q[h], out[h]);
+        one_tile(second, ahead + (size_t)dim * V16, dim, &q[h], out[h] + V16);
     }
 }
 

@@ -11,45 +11,47 @@ V16_FN void store_query(struct score_query *q, uint32_t j, v16i x)
 }
 
 /* n is known to the compiler: 4 n sums in registers. */
-static inline __attribute__((always_inline)) void dots_of(const uint8_t *first,
-                                                          const uint8_t *second, uint32_t dim,
-                                                          const struct score_query *q,
-                                                          const uint32_t n,
-                                                          int32_t (*out)[DOT_TILES * V16])
+V16_FN void dots_of(const uint8_t *first, const uint8_t *second, const uint8_t *ahead, uint32_t dim,
+                    const struct score_query *q, const uint32_t n, int32_t (*out)[DOT_TILES * V16])
 {
-    __m512i acc[SCORE_HEADS][2][DOT_TILES];
-    for (uint32_t h = 0; h < n; h++)
-        for (uint32_t i = 0; i < 2; i++)
-            acc[h][i][0] = acc[h][i][1] = _mm512_setzero_si512();
-    for (uint32_t c = 0; c < dim; c += 4) {
-        __m512i a = _mm512_loadu_si512(first + (size_t)c * V16);
-        __m512i b = _mm512_loadu_si512(second + (size_t)c * V16);
-        for (uint32_t h = 0; h < n; h++)
-            for (uint32_t i = 0; i < 2; i++) {
-                int32_t four;
-                memcpy(&four, q[h].plane[i] + c, sizeof four);
-                __m512i x = _mm512_set1_epi32(four);
-                acc[h][i][0] = _mm512_dpbusd_epi32(acc[h][i][0], a, x);
-                acc[h][i][1] = _mm512_dpbusd_epi32(acc[h][i][1], b, x);
-            }
+    __m512i high[SCORE_HEADS][DOT_TILES], low[SCORE_HEADS][DOT_TILES];
+    V16_UNROLL for (uint32_t h = 0; h < n; h++) high[h][0] = high[h][1] = low[h][0] = low[h][1] =
+        _mm512_setzero_si512();
+    for (uint32_t c = 0; c < dim; c += 4, first += 64, second += 64, ahead += 64) {
+        __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
+        _mm_prefetch((const char *)ahead, _MM_HINT_T0);
+        _mm_prefetch((const char *)ahead + (size_t)dim * V16, _MM_HINT_T0);
+        V16_UNROLL for (uint32_t h = 0; h < n; h++)
+        {
+            int32_t four[2];
+            memcpy(&four[0], q[h].plane[0] + c, 4);
+            memcpy(&four[1], q[h].plane[1] + c, 4);
+            __m512i x = _mm512_set1_epi32(four[0]), y = _mm512_set1_epi32(four[1]);
+            high[h][0] = _mm512_dpbusd_epi32(high[h][0], a, x);
+            high[h][1] = _mm512_dpbusd_epi32(high[h][1], b, x);
+            low[h][0] = _mm512_dpbusd_epi32(low[h][0], a, y);
+            low[h][1] = _mm512_dpbusd_epi32(low[h][1], b, y);
+        }
     }
-    for (uint32_t h = 0; h < n; h++)
-        for (uint32_t t = 0; t < DOT_TILES; t++)
-            _mm512_storeu_si512(out[h] + (size_t)t * V16,
-                                _mm512_add_epi32(_mm512_slli_epi32(acc[h][0][t], 7), acc[h][1][t]));
+    V16_UNROLL for (uint32_t h = 0; h < n; h++)
+    {
+        v16i_store(out[h], v16i_add(v16i_shl(high[h][0], 7), low[h][0]));
+        v16i_store(out[h] + V16, v16i_add(v16i_shl(high[h][1], 7), low[h][1]));
+    }
 }
 
-static void tile_dots(const uint8_t *first, const uint8_t *second, uint32_t dim,
-                      const struct score_query *q, uint32_t n, int32_t (*out)[DOT_TILES * V16])
+static void tile_dots(const uint8_t *first, const uint8_t *second, const uint8_t *ahead,
+                      uint32_t dim, const struct score_query *q, uint32_t n,
+                      int32_t (*out)[DOT_TILES * V16])
 {
     if (n == 4)
-        dots_of(first, second, dim, q, 4, out);
+        dots_of(first, second, ahead, dim, q, 4, out);
     else if (n == 3)
-        dots_of(first, second, dim, q, 3, out);
+        dots_of(first, second, ahead, dim, q, 3, out);
     else if (n == 2)
-        dots_of(first, second, dim, q, 2, out);
+        dots_of(first, second, ahead, dim, q, 2, out);
     else
-        dots_of(first, second, dim, q, 1, out);
+        dots_of(first, second, ahead, dim, q, 1, out);
 }
 
 const struct score_kernels score_avx512 = {.part = part, .choose = choose};

@@ -14,9 +14,10 @@ enum { DOT_TILES = 2 };
 V16_FN void store_query(struct score_query *q, uint32_t j, v16i x);
 
 /* Dot products of n <= SCORE_HEADS queries with two tiles: out[h][0 .. 15] for the first, [16 .. 31]
- * for the second. */
-static void tile_dots(const uint8_t *first, const uint8_t *second, uint32_t dim,
-                      const struct score_query *q, uint32_t n, int32_t (*out)[DOT_TILES * V16]);
+ * for the second. ahead: as many bytes as two tiles have, which are read soon. */
+static void tile_dots(const uint8_t *first, const uint8_t *second, const uint8_t *ahead,
+                      uint32_t dim, const struct score_query *q, uint32_t n,
+                      int32_t (*out)[DOT_TILES * V16]);
 
 /* Folds the step of each channel into q and rounds to whole numbers. */
 static void round_query(struct score_query *out, const float *q, const struct digest_vectors *v,
@@ -123,11 +124,10 @@ V16_FN v16f log_sum(const v16f *t, uint32_t kinds)
         return t[0];
     if (kinds == 2) {
         v16f most = v16_max(t[0], t[1]), d = v16_sub(v16_min(t[0], t[1]), most);
-        return v16_add(most, v16_log(v16_add(v16_exp(d), v16_set1(1))));
+        return v16_add(most, v16_log1p(v16_exp2(v16_mul(d, v16_set1(1.44269504f)))));
     }
     v16f most = v16_max(v16_max(t[0], t[1]), t[2]), sum = v16_zero();
-    for (uint32_t k = 0; k < 3; k++)
-        sum = v16_add(sum, v16_exp(v16_sub(t[k], most)));
+    V16_UNROLL for (uint32_t k = 0; k < 3; k++) sum = v16_add(sum, v16_exp(v16_sub(t[k], most)));
     return v16_add(most, v16_log(sum));
 }
 
@@ -136,25 +136,32 @@ struct mass {
     struct digest_vectors vectors[DIGEST_KINDS];
     uint32_t kinds, parts;
     struct score_query (*q)[SCORE_HEADS]; /* [kinds] */
+    const uint8_t *next[DIGEST_KINDS];    /* vectors of the next segment */
 };
 
 typedef int32_t mass_dots[DIGEST_KINDS][SCORE_HEADS][DOT_TILES * V16];
 
-V16_FN v16f mass_of(const struct mass *s, uint32_t h, uint32_t tile, mass_dots dots, v16f log_n)
+V16_FN v16f mass_of(const struct mass *s, const uint32_t kinds, uint32_t h, uint32_t tile,
+                    mass_dots dots, v16f log_n)
 {
-    v16f x[DIGEST_KINDS];
-    for (uint32_t k = 0; k < DIGEST_KINDS; k++) {
-        if (k >= s->kinds)
-            break;
-        x[k] = v16_fma(v16_from_int(v16i_load(dots[k][h] + (size_t)tile * V16)),
-                       v16_set1(s->q[k][h].factor), v16_set1(s->q[k][h].offset));
-    }
+    v16f x[DIGEST_KINDS] = {v16_zero(), v16_zero(), v16_zero()};
+    V16_UNROLL for (uint32_t k = 0; k < kinds; k++) x[k] =
+        v16_fma(v16_from_int(v16i_load(dots[k][h] + (size_t)tile * V16)),
+                v16_set1(s->q[k][h].factor), v16_set1(s->q[k][h].offset));
     x[0] = v16_add(x[0], log_n);
-    return log_sum(x, s->kinds);
+    return log_sum(x, kinds);
 }
 
-static void mass_tiles(const struct score_part *p, const struct mass *s, const uint8_t *record,
-                       uint32_t segment, uint32_t h0, uint32_t n)
+/* The tiles behind t, or those of the next segment. */
+V16_FN const uint8_t *tiles_ahead(const struct mass *s, uint32_t k, uint32_t t, uint32_t dim)
+{
+    if (t + 2 * DOT_TILES > digest_tiles(s->parts))
+        return s->next[k];
+    return s->vectors[k].tiles + (size_t)(t + DOT_TILES) * V16 * dim;
+}
+
+V16_FN void mass_tiles(const struct score_part *p, const struct mass *s, const uint32_t kinds,
+                       const uint8_t *record, uint32_t segment, uint32_t h0, uint32_t n)
 {
     uint32_t dim = p->layout->dim, tiles = digest_tiles(s->parts);
     v16f rows = p->coarse ? v16_zero() : log_rows(p, record, 0);
@@ -164,17 +171,30 @@ static void mass_tiles(const struct score_part *p, const struct mass *s, const u
         v16_mask m[DOT_TILES];
         for (uint32_t i = 0; i < DOT_TILES; i++)
             m[i] = t + i < tiles ? alive(p, segment, (t + i) * V16, s->parts) : 0;
-        for (uint32_t k = 0; k < s->kinds && (m[0] | m[1]) != 0; k++)
+        for (uint32_t k = 0; k < kinds && (m[0] | m[1]) != 0; k++)
             tile_dots(s->vectors[k].tiles + (size_t)t * V16 * dim,
-                      s->vectors[k].tiles + (size_t)last * V16 * dim, dim, s->q[k], n, dots[k]);
+                      s->vectors[k].tiles + (size_t)last * V16 * dim, tiles_ahead(s, k, t, dim),
+                      dim, s->q[k], n, dots[k]);
         for (uint32_t i = 0; i < DOT_TILES && t + i < tiles; i++) {
             if (!p->coarse && p->a->desc.order == ORDER_KMEANS)
                 rows = log_rows(p, record, (t + i) * V16);
             for (uint32_t h = 0; h < n; h++)
                 put(p, h0 + h, segment, s->parts, (t + i) * V16, m[i],
-                    m[i] != 0 ? mass_of(s, h, i, dots, rows) : v16_zero());
+                    m[i] != 0 ? mass_of(s, kinds, h, i, dots, rows) : v16_zero());
         }
     }
+}
+
+/* What this or another worker reads after this segment: to prefetch. */
+static const uint8_t *next_record(const struct score_part *p, uint32_t segment)
+{
+    const struct kv_memory *kv = p->a->kv;
+    uint32_t head = p->head + 1;
+    if (segment + 1 < p->row->n_segments)
+        return score_record(p, segment + 1);
+    if (head == kv->geo->kv_heads || kv_lane(kv->geo, p->a->layer, head).class_ != LANE_SPARSE)
+        head = p->head;
+    return digest_lane(kv, p->row->records[0], p->a->layer, head);
 }
 
 static void mass_segment(const struct score_part *p, uint32_t segment)
@@ -187,15 +207,24 @@ static void mass_segment(const struct score_part *p, uint32_t segment)
         s.parts = l->parts / DIGEST_COARSE;
         s.vectors[0] = digest_vectors_at(record + l->coarse, l->dim);
     }
-    for (uint32_t k = 0; k < s.kinds && !p->coarse; k++)
-        s.vectors[k] = digest_vectors_of(record, l, k);
+    const uint8_t *next = next_record(p, segment);
+    for (uint32_t k = 0; k < s.kinds; k++) {
+        if (!p->coarse)
+            s.vectors[k] = digest_vectors_of(record, l, k);
+        s.next[k] = next + (p->coarse ? l->coarse : l->vectors + k * l->vector_bytes);
+    }
     for (uint32_t h = 0, n; h < p->group; h += n) {
         n = p->group - h < SCORE_HEADS ? p->group - h : SCORE_HEADS;
         for (uint32_t k = 0; k < s.kinds; k++)
             for (uint32_t i = 0; i < n; i++)
                 round_query(&s.q[k][i], p->q + (size_t)(h + i) * l->dim, &s.vectors[k], l->dim,
                             p->a->scale);
-        mass_tiles(p, &s, record, segment, h, n);
+        if (s.kinds == 1)
+            mass_tiles(p, &s, 1, record, segment, h, n);
+        else if (s.kinds == 2)
+            mass_tiles(p, &s, 2, record, segment, h, n);
+        else
+            mass_tiles(p, &s, 3, record, segment, h, n);
     }
 }
 

@@ -17,7 +17,8 @@ struct order_state {
     uint32_t dim, stride, rows; /* head_dim, padded; R */
     float *x[2];                /* [SEGMENT_ROWS][stride]: rows move from one to the other */
     uint16_t *position[2];      /* [SEGMENT_ROWS] */
-    float *dots;                /* [SEGMENT_ROWS + V16] of the node's rows, from 0 */
+    uint16_t *target;           /* [SEGMENT_ROWS]: where rows of the node go */
+    float *dots, *weight;       /* [SEGMENT_ROWS + V16] of the node's rows, from 0 */
     float *mean, *a, *b, *axis; /* [stride] */
     float *sums;                /* [stride] */
     uint16_t *order;            /* out: storage row -> position */
@@ -29,12 +30,12 @@ static void rows_dot(const float *x, uint32_t n, const float *y, uint32_t stride
     uint32_t i = 0;
     for (; i + V16 <= n; i += V16, x += (size_t)V16 * stride) {
         v16f acc[V16];
-        for (uint32_t r = 0; r < V16; r++)
-            acc[r] = v16_mul(v16_load(x + (size_t)r * stride), v16_load(y));
+        V16_UNROLL for (uint32_t r = 0; r < V16; r++) acc[r] =
+            v16_mul(v16_load(x + (size_t)r * stride), v16_load(y));
         for (uint32_t j = V16; j < stride; j += V16) {
             v16f v = v16_load(y + j);
-            for (uint32_t r = 0; r < V16; r++)
-                acc[r] = v16_fma(v16_load(x + (size_t)r * stride + j), v, acc[r]);
+            V16_UNROLL for (uint32_t r = 0; r < V16; r++) acc[r] =
+                v16_fma(v16_load(x + (size_t)r * stride + j), v, acc[r]);
         }
         v16_store(out + i, v16_hsums(acc));
     }
@@ -49,38 +50,41 @@ static void rows_dot(const float *x, uint32_t n, const float *y, uint32_t stride
     v16_store(out + i, v16_hsums(acc));
 }
 
-/* sums = sum of the rows whose dot product is above the threshold; returns how many. Even and odd
- * rows are summed apart: two chains hide the latency of one. */
-static uint32_t rows_above(const float *x, uint32_t n, const float *dots, float threshold,
-                           uint32_t stride, float *sums)
+/* One chunk of vectors from column c on: sums = sum of the rows by their weight. Even and odd rows
+ * are summed apart: two chains hide the latency of one. */
+V16_FN void chunk_sum(const float *x, uint32_t n, const float *weight, uint32_t stride, uint32_t c,
+                      const uint32_t nv, float *sums)
 {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < n; i++)
-        count += dots[i] > threshold;
-    for (uint32_t c = 0; c < stride; c += CHUNK * V16) {
-        uint32_t nv = (stride - c) / V16 < CHUNK ? (stride - c) / V16 : CHUNK;
-        v16f even[CHUNK], odd[CHUNK];
-        for (uint32_t v = 0; v < CHUNK; v++)
-            even[v] = odd[v] = v16_zero();
-        for (uint32_t i = 0; i + 1 < n; i += 2) { /* n is a multiple of R: even */
-            const float *row = x + (size_t)i * stride + c;
-            v16f p = v16_set1(dots[i] > threshold ? 1.0f : 0.0f);
-            v16f q = v16_set1(dots[i + 1] > threshold ? 1.0f : 0.0f);
-            if (nv == CHUNK) {
-                for (uint32_t v = 0; v < CHUNK; v++) {
-                    even[v] = v16_fma(v16_load(row + (size_t)v * V16), p, even[v]);
-                    odd[v] = v16_fma(v16_load(row + stride + (size_t)v * V16), q, odd[v]);
-                }
-                continue;
-            }
-            for (uint32_t v = 0; v < nv; v++) {
-                even[v] = v16_fma(v16_load(row + (size_t)v * V16), p, even[v]);
-                odd[v] = v16_fma(v16_load(row + stride + (size_t)v * V16), q, odd[v]);
-            }
+    v16f even[CHUNK], odd[CHUNK];
+    V16_UNROLL for (uint32_t v = 0; v < nv; v++) even[v] = odd[v] = v16_zero();
+    x += c;
+    for (uint32_t i = 0; i + 1 < n;
+         i += 2, x += 2 * (size_t)stride) { /* n: a multiple of R, even */
+        v16f p = v16_set1(weight[i]), q = v16_set1(weight[i + 1]);
+        V16_UNROLL for (uint32_t v = 0; v < nv; v++)
+        {
+            even[v] = v16_fma(v16_load(x + (size_t)v * V16), p, even[v]);
+            odd[v] = v16_fma(v16_load(x + stride + (size_t)v * V16), q, odd[v]);
         }
-        for (uint32_t v = 0; v < nv; v++)
-            v16_store(sums + c + (size_t)v * V16, v16_add(even[v], odd[v]));
     }
+    V16_UNROLL for (uint32_t v = 0; v < nv; v++)
+        v16_store(sums + c + (size_t)v * V16, v16_add(even[v], odd[v]));
+}
+
+/* sums = sum of the rows whose dot product is above the threshold; returns how many. weight: [n + 16] */
+static uint32_t rows_above(const float *x, uint32_t n, const float *dots, float threshold,
+                           uint32_t stride, float *weight, float *sums)
+{
+    uint32_t count = 0, c = 0;
+    for (uint32_t i = 0; i < n; i += V16) {
+        v16_mask m = v16_gt(v16_load(dots + i), v16_set1(threshold)) & v16_first_lanes(n - i);
+        v16_store(weight + i, v16_pick(m, v16_set1(1.0f), v16_zero()));
+        count += (uint32_t)__builtin_popcount(m);
+    }
+    for (; c + CHUNK * V16 <= stride; c += CHUNK * V16)
+        chunk_sum(x, n, weight, stride, c, CHUNK, sums);
+    for (; c < stride; c += V16)
+        chunk_sum(x, n, weight, stride, c, 1, sums);
     return count;
 }
 
@@ -108,13 +112,19 @@ static void rest_to(float *out, const float *total, const float *part, float fac
         v16_store(out + j, v16_mul(v16_sub(v16_load(total + j), v16_load(part + j)), f));
 }
 
-/* The first of the least numbers. */
+/* The first of the least of n numbers; x has room for whole vectors. With NaN some row. */
 static uint32_t least(const float *x, uint32_t n)
 {
-    uint32_t at = 0;
-    for (uint32_t i = 1; i < n; i++)
-        at = x[i] < x[at] ? i : at;
-    return at;
+    v16f low = v16_set1(INFINITY);
+    for (uint32_t i = 0; i < n; i += V16)
+        low = v16_min(v16_pick(v16_first_lanes(n - i), v16_load(x + i), low), low);
+    low = v16_set1(-v16_hmax(v16_sub(v16_zero(), low)));
+    for (uint32_t i = 0; i < n; i += V16) {
+        v16_mask m = ~v16_gt(v16_load(x + i), low) & v16_first_lanes(n - i);
+        if (m != 0)
+            return i + (uint32_t)__builtin_ctz(m);
+    }
+    return 0;
 }
 
 /* ---- bisection ------------------------------------------------------------------------------ */
@@ -126,7 +136,7 @@ static void project(struct order_state *s, const float *x, uint32_t n)
     uint32_t stride = s->stride;
     float *total = s->mean;
     memset(s->dots, 0, n * sizeof *s->dots);
-    rows_above(x, n, s->dots, -1.0f, stride, total);
+    rows_above(x, n, s->dots, -1.0f, stride, s->weight, total);
     rows_dot(x, n, total, stride, s->dots);
     memcpy(s->a, x + (size_t)least(s->dots, n) * stride, stride * sizeof *s->a);
     rows_dot(x, n, s->a, stride, s->dots);
@@ -135,7 +145,7 @@ static void project(struct order_state *s, const float *x, uint32_t n)
         float threshold = 0.5f * (dot(s->a, s->a, stride) - dot(s->b, s->b, stride));
         rest_to(s->axis, s->a, s->b, 1.0f, stride);
         rows_dot(x, n, s->axis, stride, s->dots);
-        uint32_t n_a = rows_above(x, n, s->dots, threshold, stride, s->sums);
+        uint32_t n_a = rows_above(x, n, s->dots, threshold, stride, s->weight, s->sums);
         if (n_a == 0 || n_a == n)
             break; /* nothing would change any more */
         scale_to(s->a, s->sums, 1.0f / (float)n_a, stride);
@@ -155,7 +165,8 @@ static void sortable(float *x, uint32_t n)
     }
 }
 
-/* The k-th smallest of n keys, 1 <= k <= n: bit by bit, because n is small and compares are cheap. */
+/* A key that k of n keys are not above, 1 <= k <= n, or if there is none the k-th smallest: by halves,
+ * because n is small and compares are cheap. */
 static int32_t kth_key(const int32_t *keys, uint32_t n, uint32_t k)
 {
     int64_t low = INT32_MIN, high = INT32_MAX; /* the answer is in [low, high] */
@@ -168,7 +179,9 @@ static int32_t kth_key(const int32_t *keys, uint32_t n, uint32_t k)
             v16_mask gt = v16i_gt(v16i_load(keys + i), m);
             above += (uint32_t)__builtin_popcount(i + V16 < n ? gt : gt & last);
         }
-        if (n - above >= k)
+        if (n - above == k)
+            return mid;
+        if (n - above > k)
             high = mid;
         else
             low = (int64_t)mid + 1;
@@ -185,16 +198,21 @@ static void part_rows(struct order_state *s, uint32_t first, uint32_t n, uint32_
     uint32_t at_border = n_left, left = first, right = first + n_left;
     for (uint32_t i = 0; i < n; i++)
         at_border -= keys[i] < border;
-    bool move = n > 2 * s->rows; /* else the children are pages: nobody reads their rows */
     for (uint32_t i = 0; i < n; i++) {
-        bool goes_left = keys[i] < border || (keys[i] == border && at_border > 0);
-        at_border -= goes_left && keys[i] == border;
-        uint32_t to = goes_left ? left++ : right++;
-        s->position[!from][to] = s->position[from][first + i];
-        if (!move)
-            continue;
-        const float *src = s->x[from] + (size_t)(first + i) * s->stride;
-        float *dst = s->x[!from] + (size_t)to * s->stride;
+        bool tie = keys[i] == border && at_border > 0, goes_left = (keys[i] < border) | tie;
+        at_border -= tie;
+        s->target[i] =
+            (uint16_t)(goes_left ? left : right); /* no branch: it could not be predicted */
+        left += goes_left;
+        right += !goes_left;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        s->position[!from][s->target[i]] = s->position[from][first + i];
+    if (n <= 2 * s->rows)
+        return; /* the children are pages: nobody reads their rows */
+    const float *src = s->x[from] + (size_t)first * s->stride;
+    for (uint32_t i = 0; i < n; i++, src += s->stride) {
+        float *dst = s->x[!from] + (size_t)s->target[i] * s->stride;
         for (uint32_t j = 0; j < s->stride; j += V16)
             v16_store(dst + j, v16_load(src + j));
     }
@@ -231,7 +249,7 @@ static void centre(struct order_state *s, const uint16_t *keys, uint32_t first, 
             v16_store(x + (size_t)i * stride + j,
                       v16_load_bf16(keys + (size_t)(first + i) * stride + j));
     memset(s->dots, 0, n * sizeof *s->dots);
-    rows_above(x, n, s->dots, -1.0f, stride, s->sums);
+    rows_above(x, n, s->dots, -1.0f, stride, s->weight, s->sums);
     scale_to(s->mean, s->sums, 1.0f / (float)n, stride);
     for (uint32_t i = 0; i < n; i++, x += stride) {
         rest_to(x, x, s->mean, 1.0f, stride);
@@ -269,13 +287,12 @@ static uint32_t nearest(const struct kmeans *k, const float *row, uint32_t dim)
     for (uint32_t c = 0; c < k->padded; c += CHUNK * V16) {
         v16f acc[CHUNK];
         uint32_t nv = (k->padded - c) / V16 < CHUNK ? (k->padded - c) / V16 : CHUNK;
-        for (uint32_t v = 0; v < CHUNK; v++)
-            acc[v] = v16_zero();
+        V16_UNROLL for (uint32_t v = 0; v < CHUNK; v++) acc[v] = v16_zero();
         const float *y = k->across + c;
         if (nv == CHUNK) {
             for (uint32_t i = 0; i < dim; i++, y += k->padded)
-                for (uint32_t v = 0; v < CHUNK; v++)
-                    acc[v] = v16_fma(v16_load(y + (size_t)v * V16), v16_set1(row[i]), acc[v]);
+                V16_UNROLL for (uint32_t v = 0; v < CHUNK; v++) acc[v] =
+                    v16_fma(v16_load(y + (size_t)v * V16), v16_set1(row[i]), acc[v]);
         } else {
             for (uint32_t i = 0; i < dim; i++, y += k->padded)
                 for (uint32_t v = 0; v < nv; v++)

@@ -46,6 +46,8 @@ static void set_up(struct seal_state *s, const struct seal_lane *a)
     for (uint32_t i = 0; i < ARRAY_LEN(vectors); i++)
         *vectors[i] = carve(&at, s->stride);
     o->dots = carve(&at, SEGMENT_ROWS + V16);
+    o->weight = carve(&at, SEGMENT_ROWS + V16);
+    o->target = (uint16_t *)(void *)carve(&at, SEGMENT_ROWS / 2);
     o->position[0] = (uint16_t *)(void *)carve(&at, SEGMENT_ROWS / 2);
     o->position[1] = (uint16_t *)(void *)carve(&at, SEGMENT_ROWS / 2);
     o->order = (uint16_t *)(void *)carve(&at, SEGMENT_ROWS / 2);
@@ -85,7 +87,13 @@ static void read_rows(const struct seal_state *s)
                 memcpy(keys + (size_t)r * s->stride + 2 * (size_t)i, &k[i * rows + r], 4);
         for (uint32_t r = 0; r < rows; r += 2, v += dim) {
             uint16_t *even = values + (size_t)r * s->stride, *odd = even + s->stride;
-            for (uint32_t j = 0; j < dim; j++) {
+            uint32_t j = 0;
+            for (; j + V16 <= dim; j += V16) {
+                v16i pairs = v16i_load(v + j);
+                v16i_store_u16(even + j, pairs);
+                v16i_store_u16(odd + j, v16i_shr(pairs, 16));
+            }
+            for (; j < dim; j++) {
                 even[j] = (uint16_t)v[j];
                 odd[j] = (uint16_t)(v[j] >> 16);
             }
@@ -109,7 +117,11 @@ static void write_rows(const struct seal_state *s)
         for (uint32_t r = 0; r < rows; r += 2, v += dim) {
             const uint16_t *even = s->values + (size_t)order[r] * s->stride;
             const uint16_t *odd = s->values + (size_t)order[r + 1] * s->stride;
-            for (uint32_t j = 0; j < dim; j++)
+            uint32_t j = 0;
+            for (; j + V16 <= dim; j += V16)
+                v16i_store(v + j,
+                           v16i_or(v16i_load_u16(even + j), v16i_shl(v16i_load_u16(odd + j), 16)));
+            for (; j < dim; j++)
                 v[j] = even[j] | (uint32_t)odd[j] << 16;
         }
     }
@@ -126,7 +138,7 @@ static bool has_digest(const struct seal_state *s, uint32_t p, uint32_t *first, 
 
 /* out = mean of rows [first, first + n) of storage but those in `skip`. */
 static void rows_mean(const struct seal_state *s, const uint16_t *rows, uint32_t first, uint32_t n,
-                     const uint32_t *skip, uint32_t n_skip, float *out)
+                      const uint32_t *skip, uint32_t n_skip, float *out)
 {
     v16f count = v16_set1((float)(n - n_skip)); /* divided by: exact for equal rows */
     for (uint32_t j = 0; j < s->stride; j += V16) {

@@ -1,12 +1,12 @@
 /* Selection for one row and one KV head, once for every instruction set (vec16.h).
  *
  * Scores of the group become one rank per partition; the best are found by a threshold, not by a
- * sort: the k-th greatest rank is searched bit by bit with compares of whole vectors, first among
- * all, then among those that share its upper bits. A border is a pair (key, index): ties go to the
- * smaller partition, and both lists come out in ascending order by one walk. Only what must be
- * walked in order of rank is sorted: partitions of different sizes, and those below a top_p.
+ * sort: a threshold is searched by halves, counting with compares of whole vectors, first among all,
+ * then among the few between the last two. A border is a pair (key, index): ties go to the smaller
+ * partition, and both lists come out in ascending order by one walk. Only what must be walked in
+ * order of rank is sorted: partitions of different sizes, and those below a top_p.
  *
- * Bound by 11 compares per vector and border, and one exponential per score. */
+ * Bound by the exponential of every score, then by about 6 compares per vector and border. */
 #include "kernels/cpu/select.h"
 #include "kernels/cpu/vec16.h"
 
@@ -27,12 +27,14 @@ struct select_state {
     uint32_t n_ranked;  /* partitions with a score */
     uint32_t part_rows; /* 0: they differ */
     uint32_t sink_rows;
-    bool raw;      /* ranks are logits, not probabilities */
-    float best;    /* greatest rank */
+    bool raw;   /* ranks are logits, not probabilities */
+    float best; /* greatest rank */
+    int32_t best_key;
     float *rank;   /* [n + 16]; -inf: no candidate */
     int32_t *keys; /* [n + 16]: ranks as integers of the same order; INT32_MIN: no candidate */
     int32_t *some; /* [n + 16] */
     struct ranked *sorted, *spare; /* [n + 16] */
+    uint16_t *has;                 /* [n / 16 + 1] masks: some head has a score */
     float *e;                      /* [group][n + 16] */
 };
 
@@ -56,38 +58,46 @@ V16_FN v16f scores_at(const struct select_state *s, uint32_t h, uint32_t i)
     return v16_pick(m & v16_gt(x, none), x, none);
 }
 
+/* e[h] = exponentials of a head's scores, relative to the greatest; returns their sum. */
+static float exponentials(struct select_state *s, uint32_t h)
+{
+    float *e = s->e + (size_t)h * (s->n + V16);
+    v16f top = v16_set1(-3e38f), total = v16_zero(), none = v16_set1(-INFINITY);
+    for (uint32_t i = 0; i < s->n; i += V16) {
+        v16f x = scores_at(s, h, i);
+        top = v16_max(x, top);
+        s->has[i / V16] |= (uint16_t)v16_gt(x, none);
+        v16_store(e + i, x);
+    }
+    v16f log2e = v16_set1(1.44269504f), shift = v16_set1(-1.44269504f * v16_hmax(top));
+    for (uint32_t i = 0; i < s->n; i += V16) {
+        v16f x = v16_exp2(v16_fma(v16_load(e + i), log2e, shift));
+        total = v16_add(total, x);
+        v16_store(e + i, x);
+    }
+    return v16_hsum(total);
+}
+
 /* rank = greatest or sum, over the heads, of the softmax over the partitions. */
 static void rank_probabilities(struct select_state *s)
 {
     uint32_t group = s->a->group, stride = s->n + V16;
     bool sum = s->a->reduce == REDUCE_SUM_PROB;
     v16f none = v16_set1(-INFINITY);
+    memset(s->has, 0, (s->n + V16 - 1) / V16 * sizeof *s->has);
     for (uint32_t h = 0; h < group; h++) {
-        v16f top = v16_set1(-3e38f), total = v16_zero();
-        float *e = s->e + (size_t)h * stride;
-        for (uint32_t i = 0; i < s->n; i += V16)
-            top = v16_max(scores_at(s, h, i), top);
-        top = v16_set1(v16_hmax(top));
-        for (uint32_t i = 0; i < s->n; i += V16) {
-            v16f x = v16_exp(v16_sub(scores_at(s, h, i), top));
-            total = v16_add(total, x);
-            v16_store(e + i, x);
-        }
-        float z = v16_hsum(total);
+        float z = exponentials(s, h);
         v16f factor = v16_set1(z > 0 ? 1.0f / z : 0.0f);
+        const float *e = s->e + (size_t)h * stride;
         for (uint32_t i = 0; i < s->n; i += V16) {
-            v16f x = v16_mul(v16_load(e + i), factor), r = v16_load(s->rank + i);
-            v16_mask has = v16_gt(scores_at(s, h, i), none);
-            r = h == 0 ? x : sum ? v16_add(r, x) : v16_max(r, x);
-            v16_store(s->rank + i, r);
-            /* e of the first head collects who has a score at all */
-            v16f any = h == 0 ? v16_zero() : v16_load(s->e + i);
-            v16_store(s->e + i, v16_pick(has, v16_set1(1.0f), any));
+            v16f x = v16_mul(v16_load(e + i), factor);
+            if (h > 0)
+                x = sum ? v16_add(v16_load(s->rank + i), x) : v16_max(v16_load(s->rank + i), x);
+            if (h + 1 == group)
+                x = v16_pick(s->has[i / V16], x, none);
+            v16_store(s->rank + i, x);
         }
     }
-    for (uint32_t i = 0; i < s->n; i += V16)
-        v16_store(s->rank + i,
-                  v16_pick(v16_gt(v16_load(s->e + i), v16_zero()), v16_load(s->rank + i), none));
 }
 
 static void rank_raw(struct select_state *s)
@@ -104,7 +114,14 @@ static void rank_raw(struct select_state *s)
     }
 }
 
-/* keys, n_ranked, best */
+/* Numbers as integers of the same order; -0 is 0. */
+V16_FN v16i keys_of(v16f x)
+{
+    v16i bits = v16_bits(v16_add(x, v16_zero()));
+    return v16i_xor(bits, v16i_and(v16i_sar(bits, 31), v16i_set1(0x7fffffff)));
+}
+
+/* keys, n_ranked, best, best_key */
 static void make_keys(struct select_state *s)
 {
     v16f best = v16_set1(-INFINITY), none = best;
@@ -112,61 +129,94 @@ static void make_keys(struct select_state *s)
     for (uint32_t i = 0; i < s->n; i += V16) {
         v16f r = v16_load(s->rank + i);
         v16_mask has = v16_gt(r, none);
-        v16i bits = v16_bits(v16_add(r, v16_zero())); /* -0 is 0 */
-        bits = v16i_xor(bits, v16i_and(v16i_sar(bits, 31), v16i_set1(0x7fffffff)));
-        bits = v16_bits(v16_pick(has, v16_of_bits(bits), v16_of_bits(v16i_set1(INT32_MIN))));
-        v16i_store(s->keys + i, bits);
+        v16f none_key = v16_of_bits(v16i_set1(INT32_MIN));
+        v16i_store(s->keys + i, v16_bits(v16_pick(has, v16_of_bits(keys_of(r)), none_key)));
         s->n_ranked += (uint32_t)__builtin_popcount(has);
         best = v16_max(r, best);
     }
     s->best = v16_hmax(best);
+    int32_t key[V16];
+    v16i_store(key, keys_of(v16_set1(s->best)));
+    s->best_key = key[0];
 }
 
 /* ---- borders ------------------------------------------------------------------------------------ */
 
 static uint32_t count_above(const int32_t *keys, uint32_t n, int32_t key)
 {
-    uint32_t count = 0;
-    v16i k = v16i_set1(key);
-    for (uint32_t i = 0; i < n; i += V16)
-        count += (uint32_t)__builtin_popcount(v16i_gt(v16i_load(keys + i), k));
-    return count;
-}
-
-/* The k-th greatest key is the greatest x with at least k keys >= x: found from the top bit down to
- * `last`, starting at `x`. Keys are padded with INT32_MIN to whole vectors. */
-static int32_t kth_bits(const int32_t *keys, uint32_t n, uint32_t k, int32_t x, int first, int last)
-{
-    for (int bit = first; bit >= last; bit--) {
-        int32_t try = (int32_t)((uint32_t)x ^ 1u << bit); /* bit 31: from negative to positive */
-        if (count_above(keys, n, try - 1) >= k)
-            x = try;
+    v16i k = v16i_set1(key), even = v16i_set1(0), odd = even;
+    uint32_t i = 0;
+    for (; i + V16 < n; i += 2 * V16) {
+        even = v16i_count_gt(even, v16i_load(keys + i), k);
+        odd = v16i_count_gt(odd, v16i_load(keys + i + V16), k);
     }
-    return x;
+    if (i < n)
+        even = v16i_count_gt(even, v16i_load(keys + i), k);
+    return v16i_total(v16i_add(even, odd));
 }
 
-/* The border that exactly k candidates meet, 1 <= k <= n_ranked. */
-static struct border border_of(struct select_state *s, uint32_t k)
+/* Candidates left while a border is searched: the keys in [low, high), if not all keys. */
+struct search {
+    int64_t low, high;        /* at least k keys are >= low, fewer than k are >= high */
+    uint32_t at_low, at_high; /* how many are */
+    const int32_t *keys;      /* [n], padded with INT32_MIN */
+    uint32_t n, beyond;       /* beyond: keys >= high that are not among `keys` */
+};
+
+/* Keeps the keys in [low, high) alone, once they are few. */
+static void narrow(struct select_state *s, struct search *x)
 {
-    enum { LOW_BITS = 21 }; /* sign, exponent and two bits more leave a few per cent */
-    uint32_t n = s->n, n_some = 0, above;
-    int32_t x = kth_bits(s->keys, n, k, INT32_MIN, 31, LOW_BITS);
-    int32_t top = x + ((1 << LOW_BITS) - 1);
-    for (uint32_t i = 0; i < n; i += V16) {
-        v16i keys = v16i_load(s->keys + i);
-        v16_mask in = ~v16i_gt(keys, v16i_set1(top)) & v16i_gt(keys, v16i_set1(x - 1));
+    uint32_t n = 0;
+    v16i low = v16i_set1((int32_t)x->low - 1), high = v16i_set1((int32_t)(x->high - 1));
+    for (uint32_t i = 0; i < x->n; i += V16) {
+        v16i keys = v16i_load(x->keys + i);
+        v16_mask in = v16i_gt(keys, low) & ~v16i_gt(keys, high);
         if (in == 0)
             continue;
-        v16i_compress(s->some + n_some, in, keys);
-        n_some += (uint32_t)__builtin_popcount(in);
+        v16i_compress(s->some + n, in, keys);
+        n += (uint32_t)__builtin_popcount(in);
     }
-    v16i_store(s->some + n_some, v16i_set1(INT32_MIN));
-    above = count_above(s->keys, n, top);
-    x = kth_bits(s->some, n_some, k - above, x, LOW_BITS - 1, 0);
-    struct border b = {.key = x};
-    uint32_t ties = k - above - count_above(s->some, n_some, x);
+    v16i_store(s->some + n, v16i_set1(INT32_MIN));
+    x->keys = s->some;
+    x->n = n;
+    x->beyond = x->at_high;
+}
+
+/* The border that exactly k candidates meet, 1 <= k <= n_ranked. Any key that k keys are greater than
+ * is one: the search ends as soon as it meets one, and goes to the end only among equals. It starts
+ * below the best rank by a factor of 2^16, where most borders are not far. */
+static struct border border_of(struct select_state *s, uint32_t k)
+{
+    enum { FEW = 64, OCTAVES = 16 };
+    struct search x = {.low = (int64_t)INT32_MIN + 1,
+                       .high = (int64_t)s->best_key + 1,
+                       .at_low = s->n_ranked,
+                       .keys = s->keys,
+                       .n = s->n};
+    int64_t middle = x.high - ((int64_t)OCTAVES << 23);
+    if (s->n_ranked == k)
+        return (struct border){INT32_MIN, 0};
+    while (x.high - x.low > 1) {
+        if (middle <= x.low || middle >= x.high)
+            middle = x.low + (x.high - x.low) / 2;
+        uint32_t count = x.beyond + count_above(x.keys, x.n, (int32_t)(middle - 1));
+        if (count == k)
+            return (struct border){(int32_t)(middle - 1), 0};
+        if (count > k) {
+            x.low = middle;
+            x.at_low = count;
+        } else {
+            x.high = middle;
+            x.at_high = count;
+        }
+        if (x.keys == s->keys && x.at_low - x.at_high <= FEW && x.n > 2 * FEW)
+            narrow(s, &x);
+        middle = x.low;
+    }
+    struct border b = {.key = (int32_t)x.low};
+    uint32_t ties = k - x.at_high;
     for (uint32_t i = 0; ties > 0; i += V16) {
-        v16_mask eq = v16i_eq(v16i_load(s->keys + i), v16i_set1(x));
+        v16_mask eq = v16i_eq(v16i_load(s->keys + i), v16i_set1(b.key));
         for (; eq != 0 && ties > 0; eq &= eq - 1, ties--)
             b.end = i + (uint32_t)__builtin_ctz(eq) + 1;
     }
@@ -381,6 +431,7 @@ static void set_up(struct select_state *s, const struct select_lane *l)
     s->rank = (float *)(void *)at;
     s->keys = (int32_t *)(void *)(at + size);
     s->some = (int32_t *)(void *)(at + 2 * (size_t)size);
+    s->has = (uint16_t *)(void *)(at + 3 * (size_t)size);
     s->sorted = (struct ranked *)(void *)(at + 4 * (size_t)size);
     s->spare = (struct ranked *)(void *)(at + 6 * (size_t)size);
     s->e = (float *)(void *)(at + 8 * (size_t)size);

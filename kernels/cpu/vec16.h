@@ -21,6 +21,8 @@ enum { V16 = 16 };
 typedef uint32_t v16_mask;
 
 #define V16_FN static inline __attribute__((always_inline, unused))
+/* Before a loop over vectors in registers: -O2 alone leaves them in memory. */
+#define V16_UNROLL _Pragma("GCC unroll 16")
 
 #if defined(__AVX512F__)
 
@@ -57,12 +59,18 @@ typedef __m512i v16i;
 #define v16i_shr(a, n)    _mm512_srli_epi32((a), (n))
 #define v16i_gt(a, b)     ((v16_mask)_mm512_cmpgt_epi32_mask((a), (b)))
 #define v16i_eq(a, b)     ((v16_mask)_mm512_cmpeq_epi32_mask((a), (b)))
+/* n + 1 in the lanes where a > b. */
+#define v16i_count_gt(n, a, b) \
+    _mm512_mask_sub_epi32((n), _mm512_cmpgt_epi32_mask((a), (b)), (n), _mm512_set1_epi32(-1))
 /* Stores the chosen lanes densely. Writes up to 16 numbers. */
 #define v16i_compress(p, m, a) _mm512_mask_compressstoreu_epi32((p), (__mmask16)(m), (a))
 #define v16i_load_halves(p, q)                                                          \
     _mm512_inserti64x4(                                                                 \
         _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(p))), \
         _mm256_loadu_si256((const __m256i *)(const void *)(q)), 1)
+#define v16i_or(a, b) _mm512_or_si512((a), (b))
+/* The low halves of the lanes; of no lane more than 65,535 where it matters. */
+#define v16i_store_u16(p, a) _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_cvtepi32_epi16(a))
 #define v16i_load_u16(p) \
     _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(p)))
 
@@ -86,16 +94,17 @@ V16_FN float v16_hmax(v16f a)
 V16_FN v16f v16_hsums(const v16f *a)
 {
     v16f q[4], d[2];
-    for (int e = 0; e < 4; e++) { /* q[e]: of a[e], a[4 + e], a[8 + e], a[12 + e], by quarters */
+    V16_UNROLL for (int e = 0; e < 4; e++)
+    { /* q[e]: of a[e], a[4 + e], a[8 + e], a[12 + e], by quarters */
         v16f lo = v16_add(_mm512_shuffle_f32x4(a[e], a[4 + e], 0x44),
                           _mm512_shuffle_f32x4(a[e], a[4 + e], 0xee));
         v16f hi = v16_add(_mm512_shuffle_f32x4(a[8 + e], a[12 + e], 0x44),
                           _mm512_shuffle_f32x4(a[8 + e], a[12 + e], 0xee));
         q[e] = v16_add(_mm512_shuffle_f32x4(lo, hi, 0x88), _mm512_shuffle_f32x4(lo, hi, 0xdd));
     }
-    for (int e = 0; e < 2; e++)
-        d[e] = v16_add(_mm512_shuffle_ps(q[2 * e], q[2 * e + 1], 0x44),
-                       _mm512_shuffle_ps(q[2 * e], q[2 * e + 1], 0xee));
+    V16_UNROLL for (int e = 0; e < 2; e++) d[e] =
+        v16_add(_mm512_shuffle_ps(q[2 * e], q[2 * e + 1], 0x44),
+                _mm512_shuffle_ps(q[2 * e], q[2 * e + 1], 0xee));
     return v16_add(_mm512_shuffle_ps(d[0], d[1], 0x88), _mm512_shuffle_ps(d[0], d[1], 0xdd));
 }
 
@@ -142,6 +151,7 @@ V16_I2(v16i_add, _mm256_add_epi32)
 V16_I2(v16i_sub, _mm256_sub_epi32)
 V16_I2(v16i_and, _mm256_and_si256)
 V16_I2(v16i_xor, _mm256_xor_si256)
+V16_I2(v16i_or, _mm256_or_si256)
 V16_IS(v16i_shl, _mm256_slli_epi32)
 V16_IS(v16i_sar, _mm256_srai_epi32)
 V16_IS(v16i_shr, _mm256_srli_epi32)
@@ -222,10 +232,21 @@ V16_FN v16_mask v16i_gt(v16i x, v16i y)
     return v16_bits_of(_mm256_castsi256_ps(_mm256_cmpgt_epi32(x.a, y.a)),
                        _mm256_castsi256_ps(_mm256_cmpgt_epi32(x.b, y.b)));
 }
+V16_FN v16i v16i_count_gt(v16i n, v16i x, v16i y)
+{
+    return (v16i){_mm256_sub_epi32(n.a, _mm256_cmpgt_epi32(x.a, y.a)),
+                  _mm256_sub_epi32(n.b, _mm256_cmpgt_epi32(x.b, y.b))};
+}
 V16_FN v16_mask v16i_eq(v16i x, v16i y)
 {
     return v16_bits_of(_mm256_castsi256_ps(_mm256_cmpeq_epi32(x.a, y.a)),
                        _mm256_castsi256_ps(_mm256_cmpeq_epi32(x.b, y.b)));
+}
+V16_FN void v16i_store_u16(void *p, v16i x)
+{
+    __m256i low = _mm256_set1_epi32(0xffff);
+    __m256i all = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(all, 0xd8));
 }
 V16_FN v16i v16i_load_u16(const void *p)
 {
@@ -275,6 +296,7 @@ V16_I2(v16i_add, (int32_t)((uint32_t)a.x[i] + (uint32_t)b.x[i]))
 V16_I2(v16i_sub, (int32_t)((uint32_t)a.x[i] - (uint32_t)b.x[i]))
 V16_I2(v16i_and, a.x[i] & b.x[i])
 V16_I2(v16i_xor, a.x[i] ^ b.x[i])
+V16_I2(v16i_or, a.x[i] | b.x[i])
 V16_IS(v16i_shl, (int32_t)((uint32_t)a.x[i] << n))
 V16_IS(v16i_sar, a.x[i] >> n)
 V16_IS(v16i_shr, (int32_t)((uint32_t)a.x[i] >> n))
@@ -359,12 +381,22 @@ V16_FN v16_mask v16i_gt(v16i a, v16i b)
         m |= (v16_mask)(a.x[i] > b.x[i]) << i;
     return m;
 }
+V16_FN v16i v16i_count_gt(v16i n, v16i a, v16i b)
+{
+    V16_EACH(v16i, n.x[i] + (a.x[i] > b.x[i]));
+}
 V16_FN v16_mask v16i_eq(v16i a, v16i b)
 {
     v16_mask m = 0;
     for (int i = 0; i < V16; i++)
         m |= (v16_mask)(a.x[i] == b.x[i]) << i;
     return m;
+}
+V16_FN void v16i_store_u16(void *p, v16i a)
+{
+    uint16_t *q = p;
+    for (int i = 0; i < V16; i++)
+        q[i] = (uint16_t)a.x[i];
 }
 V16_FN v16i v16i_load_u16(const void *p)
 {
@@ -419,9 +451,13 @@ V16_FN v16f v16_zero(void)
     return v16_set1(0.0f);
 }
 
-V16_FN float v16_hmin(v16f a)
+/* Sum of the lanes; exact. */
+V16_FN uint32_t v16i_total(v16i a)
 {
-    return -v16_hmax(v16_sub(v16_zero(), a));
+    uint32_t x[V16], sum = 0;
+    v16i_store(x, a);
+    V16_UNROLL for (int i = 0; i < V16; i++) sum += x[i];
+    return sum;
 }
 
 /* 16 numbers of bf16. */
@@ -484,6 +520,35 @@ V16_FN v16f v16_log(v16f x)
     y = v16_fma(n, v16_set1(-2.12194440e-4f), y);
     y = v16_fma(z, v16_set1(-0.5f), y);
     return v16_fma(n, v16_set1(0.693359375f), v16_add(f, y));
+}
+
+/* 2^x for x in [-100, 100], within 2 ulp; x below gives 2^-100: a product with it is still normal, and
+ * those are fast. NaN gives 2^-100. */
+V16_FN v16f v16_exp2(v16f x)
+{
+    x = v16_max(x, v16_set1(-100.0f));
+    v16i n = v16_to_int(x);
+    v16f f = v16_sub(x, v16_from_int(n)), y = v16_set1(1.535336188319500e-4f);
+    y = v16_fma(y, f, v16_set1(1.339887440266574e-3f));
+    y = v16_fma(y, f, v16_set1(9.618437357674640e-3f));
+    y = v16_fma(y, f, v16_set1(5.550332471162809e-2f));
+    y = v16_fma(y, f, v16_set1(2.402264791363012e-1f));
+    y = v16_fma(y, f, v16_set1(6.931472028550421e-1f));
+    y = v16_fma(y, f, v16_set1(1.0f));
+    return v16_of_bits(v16i_add(v16_bits(y), v16i_shl(n, 23)));
+}
+
+/* ln(1 + x) for x in [0, 1], within 1e-6: degree 6 through the Chebyshev nodes of ln(1 + x) / x. */
+V16_FN v16f v16_log1p(v16f x)
+{
+    v16f y = v16_set1(1.387448451e-02f);
+    y = v16_fma(y, x, v16_set1(-6.559030637e-02f));
+    y = v16_fma(y, x, v16_set1(1.482941343e-01f));
+    y = v16_fma(y, x, v16_set1(-2.345452005e-01f));
+    y = v16_fma(y, x, v16_set1(3.309752582e-01f));
+    y = v16_fma(y, x, v16_set1(-4.998589943e-01f));
+    y = v16_fma(y, x, v16_set1(9.999985737e-01f));
+    return v16_mul(y, x);
 }
 
 #endif
