@@ -20,9 +20,15 @@
 enum { V16 = 16 };
 typedef uint32_t v16_mask;
 
-#define V16_FN static inline __attribute__((always_inline, unused))
-/* Before a loop over vectors in registers: -O2 alone leaves them in memory. */
+/* In registers everything is inlined, and loops over vectors are unrolled: -O2 alone leaves them in
+ * memory. The portable version is calls, or compiling it takes minutes with sanitizers. */
+#if defined(__AVX2__)
+#define V16_FN     static inline __attribute__((always_inline, unused))
 #define V16_UNROLL _Pragma("GCC unroll 16")
+#else
+#define V16_FN static __attribute__((noinline, unused))
+#define V16_UNROLL
+#endif
 
 #if defined(__AVX512F__)
 
