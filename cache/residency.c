@@ -71,7 +71,7 @@ static uint32_t chunk_full(const struct leaf_pool *p)
     return (uint32_t)((1ull << p->per_chunk) - 1);
 }
 
-static status add_chunk(struct leaf_pool *p)
+static status add_chunk(struct leaf_pool *p, struct leaf_chunk **out)
 {
     size_t bytes = p->leaf_bytes * p->per_chunk;
     if (p->held_bytes + bytes > p->max_bytes)
@@ -88,6 +88,7 @@ static status add_chunk(struct leaf_pool *p)
     c->next = p->chunks;
     p->chunks = c;
     p->held_bytes += bytes;
+    *out = c;
     return OK;
 }
 
@@ -96,10 +97,9 @@ status leaf_pool_get(struct leaf_pool *p, uint16_t **out)
     struct leaf_chunk *c = p->chunks;
     while (c != NULL && c->used == chunk_full(p))
         c = c->next;
-    if (c == NULL) {
-        TRY(add_chunk(p));
-        c = p->chunks;
-    }
+    if (c == NULL)
+        TRY(add_chunk(p, &c));
+    CHECK(c != NULL);
     uint32_t i = (uint32_t)__builtin_ctz(~c->used);
     c->used |= 1u << i;
     p->n_out++;

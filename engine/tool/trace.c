@@ -237,7 +237,7 @@ status trace_next(struct trace_reader *r, struct trace_record *out, bool *more)
     if (ferror(r->file))
         return err(ERR_IO, "a trace: %s", strerror(errno));
     if (got == NUMBER_BAD)
-        return err(ERR_FORMAT, "a trace: record %llu is none", (unsigned long long)(r->n_read + 1));
+        return err(ERR_FORMAT, "a trace: record %llu is none", (unsigned long long)r->n_read + 1);
     r->cut = got == NUMBER_END;
     *more = got == NUMBER_OK;
     r->n_read += *more;
