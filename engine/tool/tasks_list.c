@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { COMMON = 10, COMMON_TIMES = 30, RARE_TIMES = 3, WORD = 16, MAX_ITEMS = 20000 };
+enum { COMMON = 10, WORD = 16, MAX_ITEMS = 20000, SHORT_CONTEXT = 4096 };
 
 /* A list that fits the context when it has n items, as many as possible: by bisection. */
 typedef void list_writer(struct maker *m, uint32_t n, struct text_buf *out);
@@ -31,14 +31,26 @@ static uint32_t fit(struct maker *m, list_writer *write, uint32_t least, uint32_
 
 /* ---- most common words of a list ---- */
 
+/* How often a common word and how often any other is in the list; RULER's, less in short ones. */
+static uint32_t common_times(const struct maker *m)
+{
+    return m->src->context < SHORT_CONTEXT ? 6 : 30;
+}
+
+static uint32_t rare_times(const struct maker *m)
+{
+    return m->src->context < SHORT_CONTEXT ? 1 : 3;
+}
+
 static void write_cwe(struct maker *m, uint32_t n_rare, struct text_buf *out)
 {
-    uint32_t n = COMMON + n_rare, total = COMMON * COMMON_TIMES + n_rare * RARE_TIMES, at = 0;
+    uint32_t common = common_times(m), rare = rare_times(m), at = 0;
+    uint32_t n = COMMON + n_rare, total = COMMON * common + n_rare * rare;
     uint32_t *order = mem_alloc(total * sizeof *order);
     char(*word)[WORD] = mem_alloc(n * sizeof *word);
     for (uint32_t i = 0; i < n; i++) {
         make_word(m, word[i], WORD);
-        for (uint32_t k = 0; k < (i < COMMON ? COMMON_TIMES : RARE_TIMES); k++)
+        for (uint32_t k = 0; k < (i < COMMON ? common : rare); k++)
             order[at++] = i;
     }
     make_shuffle(m, order, total);
@@ -55,7 +67,7 @@ status make_cwe(struct maker *m)
     char answer[COMMON * WORD + 8] = "", word[WORD];
     struct text_buf text = {0};
     uint64_t random = m->random;
-    uint32_t n = fit(m, write_cwe, 1, MAX_ITEMS / RARE_TIMES);
+    uint32_t n = fit(m, write_cwe, 1, MAX_ITEMS / rare_times(m));
     write_cwe(m, n, &text);
     status st = make_whole(m, &text);
     text_free(&text);

@@ -453,6 +453,28 @@ static void tasks_hide_what_they_ask_for(void)
     tokenizer_destroy(t);
 }
 
+static void short_contexts_are_filled_too(void)
+{
+    size_t len;
+    struct tokenizer *t = make_tokenizer();
+    struct task_source src = {.tokenizer = t,
+                              .scratch = token_scratch_create(),
+                              .text = prose_text(3, 20000, &len),
+                              .context = 3000, /* bytes: some 700 tokens of a real vocabulary */
+                              .depth = -1,
+                              .seed = 1};
+    src.text_len = len;
+    for (uint32_t i = 0; i < tasks_count(); i++) {
+        struct task a;
+        bool made = task_make(&a, tasks_name(i), &src) == OK;
+        ok(made && a.n_context <= 3000, "%s of a short context", tasks_name(i));
+        task_fini(&a);
+    }
+    mem_free(src.text);
+    token_scratch_destroy(src.scratch);
+    tokenizer_destroy(t);
+}
+
 static void needles_lie_where_they_should_and_share_what_is_before(void)
 {
     size_t len;
@@ -496,6 +518,7 @@ int main(void)
     a_plot_is_whole_svg_with_every_point();
     prose_repeats_from_its_seed_and_has_no_digits();
     tasks_hide_what_they_ask_for();
+    short_contexts_are_filled_too();
     needles_lie_where_they_should_and_share_what_is_before();
     return tap_done();
 }
