@@ -58,8 +58,7 @@ struct sparse_choice catalog_dense(void)
     return sparse_choice_make(DENSE, 1);
 }
 
-/* Bytes of a lane's part of a record; 0: no digests. */
-static size_t lane_bytes(const struct catalog *c, const struct sparse_traits *t)
+size_t catalog_digest_bytes(const struct catalog *c, const struct sparse_traits *t)
 {
     if (t->attends_all || (t->digest.kind == DIGEST_NONE && t->digest.order == ORDER_KEEP))
         return t->digest_bytes;
@@ -73,7 +72,7 @@ status catalog_check(const struct catalog *c, const struct sparse_choice *choice
     const char *name = sparse_at(choice->plugin)->name;
     if (!t.attends_all && c->digest_bytes == NULL)
         return err(ERR_ARG, "plug-in %s cannot run on device %s: only dense can", name, c->device);
-    size_t bytes = lane_bytes(c, &t);
+    size_t bytes = catalog_digest_bytes(c, &t);
     if (bytes > c->record_lane_bytes)
         return err(ERR_ARG,
                    "the digests of plug-in %s with these options take %zu bytes per lane and "
@@ -93,11 +92,10 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
     c->geo.lanes = NULL;
     struct sparse_traits t;
     for (uint32_t i = 0; i <= sparse_count(); i++) {
-        struct sparse_choice made =
-            i < sparse_count() ? sparse_choice_make(i, 1) : *preset;
+        struct sparse_choice made = i < sparse_count() ? sparse_choice_make(i, 1) : *preset;
         bool fits =
             sparse_choice_check(&made, &c->geo, &t) == OK; /* a plug-in may not fit a model */
-        size_t bytes = fits && c->digest_bytes != NULL ? lane_bytes(c, &t) : 0;
+        size_t bytes = fits && c->digest_bytes != NULL ? catalog_digest_bytes(c, &t) : 0;
         c->record_lane_bytes = bytes > c->record_lane_bytes ? bytes : c->record_lane_bytes;
     }
     c->record_lane_bytes = (c->record_lane_bytes + 63) / 64 * 64;

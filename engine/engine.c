@@ -7,6 +7,7 @@
 #include "engine/memory_plan.h"
 #include "engine/model/model.h"
 #include "engine/step.h"
+#include "engine/tool/trace.h"
 #include "kernels/log.h"
 
 #include <pthread.h>
@@ -31,8 +32,9 @@ struct engine {
     struct backend *be;
     struct model *model;
     struct kv *kv;
-    struct lane_place *lanes; /* [layers * kv_heads] of the geometry */
-    struct attention *at;     /* NULL: the device cannot attend by plan */
+    struct lane_place *lanes;   /* [layers * kv_heads] of the geometry */
+    struct attention *at;       /* NULL: the device cannot attend by plan */
+    struct trace_writer *trace; /* --record-selection; NULL: off */
     struct mailbox *mail;
     struct sched sched;
     struct step step;
@@ -69,6 +71,12 @@ static status open_model(struct engine *e)
     return err(ERR_ARG, "no model given: spind serve MODEL.gguf");
 }
 
+static void to_log(void *arg, const char *text)
+{
+    (void)arg;
+    log_line(LOG_INFO, "%s", text);
+}
+
 /* The class of every lane. */
 static status classify(struct engine *e, struct kv_geometry *geo)
 {
@@ -87,7 +95,8 @@ static status classify(struct engine *e, struct kv_geometry *geo)
     return st;
 }
 
-static status open_cache(struct engine *e, struct memory_plan *plan)
+/* What will lie where; nothing is allocated yet. */
+static status make_plan(struct engine *e, struct memory_plan *plan)
 {
     const struct model_shape *sh = &model_info(e->model)->shape;
     struct kv_geometry geo =
@@ -98,15 +107,52 @@ static status open_cache(struct engine *e, struct memory_plan *plan)
                    sh->max_positions);
     TRY(classify(e, &geo));
     TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
-    TRY(memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len,
-                         memory_available()));
-    struct kv_config kc = {.geo = geo,
+    return memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len,
+                            memory_available());
+}
+
+static status open_cache(struct engine *e, struct memory_plan *plan)
+{
+    TRY(make_plan(e, plan));
+    memory_plan_tell(plan, to_log, NULL);
+    struct kv_config kc = {.geo = plan->geo,
                            .n_records = plan->n_records,
                            .record_lane_bytes = plan->record_lane_bytes,
                            .prefix_caching = e->cfg.prefix_caching,
                            .secret = {e->cfg.seed, ~e->cfg.seed}};
     memcpy(kc.blocks, plan->blocks, sizeof kc.blocks);
     return kv_create(&e->kv, e->be, &kc);
+}
+
+static void record_selection(void *arg, const struct attention_selection *s)
+{
+    struct engine *e = arg;
+    const struct trace_record r = {.sequence = s->id,
+                                   .pos = s->pos,
+                                   .layer = s->layer,
+                                   .head = s->head,
+                                   .n_pages = s->n_pages,
+                                   .pages = s->pages};
+    trace_write(e->trace, &r);
+}
+
+static status open_trace(struct engine *e)
+{
+    const struct kv_geometry *g = kv_geometry(e->kv);
+    struct trace_header h = {.layers = g->layers,
+                             .kv_heads = g->kv_heads,
+                             .block_rows = g->block_rows,
+                             .interval = e->cfg.sparse.interval,
+                             .budget = e->cfg.sparse.budget};
+    if (e->cfg.record_selection == NULL)
+        return OK;
+    if (e->at == NULL)
+        return err(ERR_ARG, "--record-selection: device %s selects nothing", e->be->ops->name);
+    snprintf(h.model, sizeof h.model, "%s", model_info(e->model)->name);
+    snprintf(h.plugin, sizeof h.plugin, "%s", sparse_at(e->cfg.sparse.plugin)->name);
+    TRY(trace_create(&e->trace, e->cfg.record_selection, &h));
+    attention_record(e->at, record_selection, e);
+    return OK;
 }
 
 static status open_attention(struct engine *e, const struct memory_plan *plan)
@@ -202,6 +248,7 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
     uint64_t t1 = clock_us();
     TRY(open_cache(e, &plan));
     TRY(open_attention(e, &plan));
+    TRY(open_trace(e));
     size_t events = e->cfg.to_loop_bytes != 0 ? e->cfg.to_loop_bytes : DEFAULT_EVENT_BYTES;
     size_t submit = (size_t)plan.max_model_len * 4 * 4 + MIN_SUBMIT_BYTES;
     TRY(mailbox_create(&e->mail, submit, events, wake, arg));
@@ -225,6 +272,8 @@ static void close_all(struct engine *e)
         sched_fini(&e->sched);
     step_fini(&e->step);
     attention_destroy(e->at);
+    if (e->trace != NULL && trace_finish(e->trace) != OK)
+        log_line(LOG_ERROR, "--record-selection: %s", err_text());
     kv_destroy(e->kv);
     mem_free(e->lanes);
     model_destroy(e->model);
@@ -257,6 +306,80 @@ status engine_create(struct engine **out, const struct engine_config *cfg, void 
     }
     *out = e;
     return OK;
+}
+
+/* What the server's own choice of sparse attention asks of a sequence at full length. */
+static status tell_choice(struct engine *e, const struct memory_plan *plan, engine_line *line,
+                          void *arg)
+{
+    const struct kv_geometry *g = &plan->geo;
+    struct sparse_instance in = {.plugin = sparse_at(e->cfg.sparse.plugin),
+                                 .choice = e->cfg.sparse};
+    char text[256];
+    if (e->cfg.sparse.plugin == 0)
+        return OK;
+    TRY(sparse_choice_check(&in.choice, g, &in.traits));
+    uint32_t len = plan->max_model_len, slots = attention_min_slots(&in, g, len);
+    uint32_t tail = (SEGMENT_ROWS + TAIL_ROWS) / g->block_rows;
+    size_t digest = catalog_digest_bytes(&e->catalog, &in.traits);
+    double per_row = (double)g->page_bytes / g->block_rows;
+    snprintf(
+        text, sizeof text,
+        "%s at %u tokens: %u rows selected per lane; spilled it needs %u HBM blocks of hot set "
+        "and %u of tail, %.1f MiB",
+        in.plugin->name, len, attention_budget(&in, g, len), slots, tail,
+        (double)(slots + tail) * (double)g->block_bytes[LANE_SPARSE] / 1048576);
+    line(arg, text);
+    snprintf(text, sizeof text,
+             "%s digests: %zu bytes per segment and lane, %.1f %% of its KV, row map included",
+             in.plugin->name, digest, 100 * (double)digest / (per_row * SEGMENT_ROWS));
+    line(arg, text);
+    return OK;
+}
+
+static void tell_tables(const struct memory_plan *plan, engine_line *line, void *arg)
+{
+    char text[256];
+    const struct kv_geometry *g = &plan->geo;
+    uint32_t blocks = (plan->max_model_len + g->block_rows - 1) / g->block_rows, arrays = 1;
+    for (int c = 0; c < LANE_CLASSES; c++)
+        arrays += g->block_bytes[c] > 0;
+    double kv = (double)blocks * (double)(g->block_bytes[LANE_SPARSE] + g->block_bytes[LANE_DENSE]);
+    double table = (double)arrays * blocks * sizeof(block_id);
+    double leaves = (double)((blocks + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES) * HOT_LEAF_PAGES *
+                    g->n_lanes[LANE_SPARSE] * sizeof(uint16_t);
+    snprintf(
+        text, sizeof text,
+        "tables of a sequence of %u tokens: %.1f KiB of blocks; if spilled, leaves of %.1f KiB: "
+        "%.2f %% of its KV",
+        plan->max_model_len, table / 1024, leaves / 1024, 100 * (table + leaves) / kv);
+    line(arg, text);
+}
+
+status engine_inspect(const struct engine_config *cfg, engine_line *line, void *arg)
+{
+    TRY(check_config(cfg));
+    struct engine *e = mem_alloc(sizeof *e);
+    struct memory_plan plan = {0};
+    char text[256];
+    e->cfg = *cfg;
+    status st = open_backend(e);
+    if (st == OK)
+        st = open_model(e);
+    if (st == OK)
+        st = make_plan(e, &plan);
+    if (st == OK) {
+        const struct model_info *mi = model_info(e->model);
+        snprintf(text, sizeof text, "%s: %.1f M parameters, weights %.2f GiB on %s", mi->name,
+                 (double)mi->n_params / 1e6, (double)mi->weight_bytes / 1073741824.0,
+                 e->be->ops->describe(e->be));
+        line(arg, text);
+        memory_plan_tell(&plan, line, arg);
+        tell_tables(&plan, line, arg);
+        st = tell_choice(e, &plan, line, arg);
+    }
+    close_all(e);
+    return st;
 }
 
 const struct engine_info *engine_info(const struct engine *e)

@@ -59,6 +59,10 @@ struct engine_info {
  * /health must answer). wake/arg: see mailbox_create. */
 status engine_create(struct engine **out, const struct engine_config *cfg, void (*wake)(void *),
                      void *arg);
+/* What such an engine would put where, line by line, without allocating it (`spind inspect`). Loads the
+ * model. The same errors as engine_create. */
+typedef void engine_line(void *arg, const char *text);
+status engine_inspect(const struct engine_config *cfg, engine_line *line, void *arg);
 const struct engine_info *engine_info(const struct engine *e);
 struct mailbox *engine_mailbox(struct engine *e);
 status engine_start(struct engine *e); /* starts the thread */

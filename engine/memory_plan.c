@@ -210,12 +210,6 @@ static status check_length(struct memory_plan *p, const struct engine_config *cf
     return OK;
 }
 
-static void to_log(void *arg, const char *text)
-{
-    (void)arg;
-    log_line(LOG_INFO, "%s", text);
-}
-
 status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         const struct kv_geometry *geo, size_t record_lane_bytes, uint32_t model_len,
                         uint64_t available_bytes)
@@ -227,9 +221,7 @@ status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
     divide(p, cfg, &w, per_seq);
     add_up(p);
     TRY(check_bytes(p, &w, available_bytes));
-    TRY(check_length(p, cfg, model_len));
-    memory_plan_tell(p, to_log, NULL);
-    return OK;
+    return check_length(p, cfg, model_len);
 }
 
 /* ---- telling ---- */

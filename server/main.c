@@ -38,6 +38,23 @@ static int locality_run(int argc, char **argv, const struct outside *out)
     return locality_verb(argc, argv);
 }
 
+/* A URL, or the flags of serve. */
+static int inspect_run(int argc, char **argv, const struct outside *out)
+{
+    static struct config cfg;
+    if (argc == 1 && strncmp(argv[0], "http", 4) == 0)
+        return inspect_url(argv[0]);
+    if (config_load(&cfg, argc, argv, out->env) != OK) {
+        fprintf(stderr, "spind inspect: %s\n", err_text());
+        return EXIT_USAGE;
+    }
+    if (cfg.engine.model == NULL && strcmp(cfg.engine.device, "mock") != 0)
+        cfg.engine.model = default_model(out);
+    int code = inspect_plan(&cfg.engine);
+    config_fini(&cfg);
+    return code;
+}
+
 static int version_run(int argc, char **argv, const struct outside *out)
 {
     (void)argc, (void)argv;
@@ -55,6 +72,8 @@ static const struct verb {
     {"eval", "measure the quality of sparse attention on a model", evaluate_run},
     {"calibrate", "measure which heads look far back, for --head-policy razor", calibrate_run},
     {"locality", "measure how local recorded selections are", locality_run},
+    {"inspect", "say where the bytes are: of the flags of serve, or of http://HOST:PORT",
+     inspect_run},
     {"version", "print the version", version_run},
     {"help", "this text", help_run},
 };

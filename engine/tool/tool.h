@@ -9,4 +9,10 @@ int eval_verb(int argc, char **argv, const char *model);
 int calibrate_verb(int argc, char **argv, const char *model);
 int locality_verb(int argc, char **argv); /* needs no model */
 
+struct engine_config;
+/* `spind inspect`: what these flags would give each part; what a running server says at
+ * http://HOST[:PORT][/metrics]. */
+int inspect_plan(const struct engine_config *cfg);
+int inspect_url(const char *url);
+
 #endif
