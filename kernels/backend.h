@@ -143,6 +143,8 @@ enum digest_kind {
     DIGEST_NONE,
     DIGEST_BOUNDS,   /* channel-wise min and max of K, bf16 (Quest) */
     DIGEST_CENTROID, /* mean of the rows that are not outliers, then the `outliers` farthest rows */
+    DIGEST_CODES,    /* mean of the rows and a few bits of every row's distance from it, of K and, with
+                        `values`, of V. Whole pages, no outliers. Depends on segment 0 too */
 };
 
 /* How a built-in plug-in digests a segment. PAGE maps have parts = SEGMENT_ROWS / R. A record's lane
@@ -167,12 +169,14 @@ static inline size_t digest_offset(const struct digest_desc *d)
 }
 
 /* Seals one segment of one sequence, all SPARSE lanes: orders its rows, writes them to `to` (which
- * may equal `from`) and its digests into the record. Depends on K, V and the segment's number only. */
+ * may equal `from`) and its digests into the record. Depends on K, V and the segment's number only;
+ * DIGEST_CODES also on segment 0 of the same sequence, through its record. */
 struct seal_args {
     const struct kv_memory *kv;
     struct digest_desc desc;
     const block_id *from, *to; /* [SEGMENT_ROWS / R] SPARSE blocks in HBM */
     uint32_t segment, record;
+    uint32_t first_record; /* segment 0's; with segment 0: record */
 };
 
 /* Copies the rows of a permuted segment whose position in it is < n_rows back into position order:
@@ -211,7 +215,7 @@ struct plan_row {
 };
 
 enum score_kind {
-    SCORE_MASS,  /* log of the estimated attention mass of a partition, from DIGEST_CENTROID */
+    SCORE_MASS,  /* log of the estimated attention mass of a partition, from DIGEST_CENTROID or _CODES */
     SCORE_BOUND, /* upper bound of q.k (times scale) in a partition, from DIGEST_BOUNDS */
     SCORE_EXACT, /* log of the true mass, from the keys themselves (oracle) */
 };

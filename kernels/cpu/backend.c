@@ -178,6 +178,7 @@ status cpu_backend_open(struct backend **out, const struct cpu_options *o)
         st = cpu_attend_open(b);
     if (st == OK)
         st = cpu_resolve_open(b);
+    cpu_codes_open(b);
     if (st == OK)
         st = cpu_seal_open(b);
     if (st == OK)

@@ -24,6 +24,7 @@ struct cpu_backend {
     const struct seal_kernels *seal;         /* seal.c */
     const struct score_kernels *score;       /* score.c */
     const struct select_kernels *select;     /* select.c */
+    const struct codes_kernels *codes;       /* codes.c */
     struct seal_scratch *seal_scratch;       /* of these, per worker */
     struct score_scratch *score_scratch;
     struct select_scratch *select_scratch;
@@ -56,6 +57,7 @@ void cpu_seal_close(struct cpu_backend *b);
 size_t cpu_digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d);
 void cpu_seal(struct backend *be, const struct seal_args *a);
 void cpu_unpermute(struct backend *be, const struct unpermute_args *a);
+void cpu_codes_open(struct cpu_backend *b); /* codes.c */
 status cpu_score_open(struct cpu_backend *b);
 void cpu_score_close(struct cpu_backend *b);
 void cpu_score(struct backend *be, const struct score_args *a);

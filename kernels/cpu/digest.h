@@ -4,6 +4,7 @@
  *   DIGEST_CENTROID  1 + outliers kinds of vectors: the centroid, then the outlier rows, farthest
  *                    first. Then, in the same form, the means of DIGEST_COARSE neighbouring
  *                    partitions' centroids, for coarse-to-fine scores (not with ORDER_KMEANS).
+ *   DIGEST_CODES     the same without outliers; then codes of rows (codes.h)
  *   DIGEST_BOUNDS    channel-wise min and max
  *   values           mean V of each partition: a row of int8 and its scale
  *
@@ -22,7 +23,7 @@
 #ifndef KERNELS_CPU_DIGEST_H
 #define KERNELS_CPU_DIGEST_H
 
-#include "kernels/backend.h"
+#include "kernels/cpu/codes.h"
 
 enum {
     DIGEST_TILE = 16,    /* partitions of a tile */
@@ -34,13 +35,14 @@ enum {
 /* Where the parts lie, in bytes from the beginning of the lane's part of a record. */
 struct digest_layout {
     uint32_t dim, parts;
-    uint32_t kinds;        /* of vectors; 0 unless DIGEST_CENTROID */
+    uint32_t kinds;        /* of vectors; 0 unless DIGEST_CENTROID or _CODES */
     size_t first_row;      /* ORDER_KMEANS: uint16_t [parts + 1] */
     size_t vectors;        /* [kinds] digest_vectors of `parts` */
     size_t vector_bytes;   /* of one kind */
     size_t coarse;         /* digest_vectors of parts / DIGEST_COARSE; 0: none */
     size_t bounds;         /* float magnitude[dim]: greatest |k| of the segment; then the tiles */
     size_t values, scales; /* int8 [parts][dim]; float [parts]; 0: none */
+    size_t codes;          /* codes.h; 0: none */
     size_t bytes;          /* in all, a multiple of 64 */
 };
 
@@ -73,7 +75,7 @@ static inline struct digest_layout digest_layout_of(uint32_t dim, const struct d
     size_t at = digest_offset(d);
     if (d->order == ORDER_KMEANS)
         l.first_row = SEGMENT_ROWS * sizeof(uint16_t);
-    if (d->kind == DIGEST_CENTROID) {
+    if (d->kind == DIGEST_CENTROID || d->kind == DIGEST_CODES) {
         l.kinds = 1 + d->outliers;
         l.vectors = at;
         l.vector_bytes = digest_vectors_bytes(dim, d->parts);
@@ -91,6 +93,10 @@ static inline struct digest_layout digest_layout_of(uint32_t dim, const struct d
         at += digest_round((size_t)d->parts * dim);
         l.scales = at;
         at += digest_round((size_t)d->parts * sizeof(float));
+    }
+    if (d->kind == DIGEST_CODES) {
+        l.codes = at;
+        at += codes_bytes(dim, d->values);
     }
     l.bytes = digest_round(at);
     return l;

@@ -60,6 +60,8 @@ static void score_item(const struct score_call *c, uint32_t item, void *work)
         .coarse = c->coarse,
         .open = c->open != NULL ? c->open + (size_t)lane * c->open_stride : NULL,
         .work = work,
+        .codes = c->b->codes,
+        .tables = (void *)((uint8_t *)work + score_work_bytes(g->head_dim)),
     };
     if (c->coarse) {
         p.out = c->coarse_scores + (size_t)lane * c->group * c->coarse_stride;
@@ -106,7 +108,8 @@ static void take_scratch(struct score_call *c, uint32_t segments)
     struct score_scratch *s = c->b->score_scratch;
     uint32_t threads = pool_threads(c->b->pool);
     size_t lanes = (size_t)a->n_rows * a->kv->geo->kv_heads, scores = 0, open = 0;
-    c->worker_bytes = score_work_bytes(a->kv->geo->head_dim);
+    c->worker_bytes =
+        score_work_bytes(a->kv->geo->head_dim) + SCORE_HEADS * sizeof(struct codes_query);
     if (c->coarse) {
         c->coarse_stride = segments * (a->desc.parts / DIGEST_COARSE);
         c->open_stride = segments * (a->desc.parts / a->coarse_group);
@@ -146,8 +149,10 @@ void cpu_score(struct backend *be, const struct score_args *a)
     if (segments == 0)
         return;
     CHECK(a->stride >= segments * a->desc.parts);
-    CHECK(a->kind == SCORE_EXACT ||
-          a->desc.kind == (a->kind == SCORE_MASS ? DIGEST_CENTROID : DIGEST_BOUNDS));
+    if (a->kind == SCORE_MASS)
+        CHECK(a->desc.kind == DIGEST_CENTROID || a->desc.kind == DIGEST_CODES);
+    else
+        CHECK(a->kind == SCORE_EXACT || a->desc.kind == DIGEST_BOUNDS);
     CHECK(!c.coarse || (c.layout.coarse != 0 && a->coarse_group % DIGEST_COARSE == 0 &&
                         a->desc.parts % a->coarse_group == 0));
     take_scratch(&c, segments);

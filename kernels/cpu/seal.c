@@ -50,6 +50,9 @@ static void check_desc(const struct kv_geometry *g, const struct digest_desc *d)
         CHECK(SEGMENT_ROWS % d->parts == 0 && SEGMENT_ROWS / d->parts > d->outliers);
     if (d->order == ORDER_BISECT)
         CHECK(d->parts == SEGMENT_ROWS / g->block_rows);
+    if (d->kind == DIGEST_CODES)
+        CHECK(d->order != ORDER_KMEANS && d->outliers == 0 &&
+              d->parts == SEGMENT_ROWS / g->block_rows);
 }
 
 /* ---- seal ---------------------------------------------------------------------------------- */
@@ -70,6 +73,7 @@ static void seal_lane_number(const struct seal_call *c, uint32_t lane, float *wo
     if (kv_lane(g, layer, head).class_ != LANE_SPARSE)
         return;
     uint8_t *pages = (uint8_t *)a->kv->hbm[LANE_SPARSE] + kv_page_offset(g, layer, head);
+    uint32_t first = a->segment == 0 ? a->record : a->first_record;
     struct seal_lane s = {.geo = g,
                           .desc = &a->desc,
                           .layout = c->layout,
@@ -79,7 +83,9 @@ static void seal_lane_number(const struct seal_call *c, uint32_t lane, float *wo
                           .to_blocks = a->to,
                           .record = digest_lane(a->kv, a->record, layer, head),
                           .sink_rows = sink_rows_of(g, &a->desc, a->segment),
-                          .work = work};
+                          .work = work,
+                          .codes = c->b->codes,
+                          .first_record = digest_lane(a->kv, first, layer, head)};
     c->b->seal->lane(&s);
 }
 

@@ -23,6 +23,8 @@ struct seal_lane {
     uint8_t *record;
     uint32_t sink_rows; /* rows of the sinks' pages in this segment */
     float *work;        /* seal_work_floats() of the calling worker, 64-byte aligned */
+    const struct codes_kernels *codes; /* DIGEST_CODES */
+    const uint8_t *first_record;       /* the lane's part of segment 0's */
 };
 
 struct seal_kernels {
@@ -42,7 +44,8 @@ static inline size_t seal_work_floats(uint32_t dim, const struct digest_desc *d)
 {
     size_t stride = seal_stride(dim), parts = digest_tiles(d->parts) * (size_t)DIGEST_TILE;
     size_t vectors = parts * (DIGEST_KINDS + 2) + 64;
-    return (SEGMENT_ROWS * 3 + vectors) * stride + (size_t)SEGMENT_ROWS * 8;
+    size_t codes = d->kind == DIGEST_CODES ? codes_work_floats(dim) : 0;
+    return (SEGMENT_ROWS * 3 + vectors) * stride + (size_t)SEGMENT_ROWS * 8 + codes;
 }
 
 #endif

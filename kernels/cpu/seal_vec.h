@@ -15,6 +15,7 @@ struct seal_state {
     float *vectors[DIGEST_KINDS]; /* [parts][stride] */
     float *coarse, *means;        /* [parts / DIGEST_COARSE][stride]; [parts][stride]: of V */
     float *low, *high;            /* [stride] */
+    float *codes_work;
 };
 
 static float *carve(float **at, size_t floats)
@@ -60,6 +61,8 @@ static void set_up(struct seal_state *s, const struct seal_lane *a)
     k->sums = s->vectors[1];
     k->cluster = o->position[0];
     k->counts = (uint32_t *)(void *)carve(&at, parts);
+    if (a->desc->kind == DIGEST_CODES)
+        s->codes_work = carve(&at, codes_work_floats(s->dim));
     CHECK(at <= a->work + seal_work_floats(s->dim, a->desc));
 }
 
@@ -331,6 +334,36 @@ static void digest_values(const struct seal_state *s)
     }
 }
 
+/* What codes are distances from: means as they can be read back. */
+static void digest_codes(const struct seal_state *s)
+{
+    const struct seal_lane *a = s->a;
+    const struct digest_layout *l = &a->layout;
+    struct digest_vectors v = digest_vectors_of(a->record, l, 0);
+    float *means = s->vectors[0];
+    for (uint32_t p = 0; p < l->parts; p++)
+        for (uint32_t c = 0; c < s->dim; c++)
+            means[(size_t)p * s->stride + c] = digest_vector_get(&v, s->dim, p, c);
+    memset(s->means, 0, (size_t)l->parts * s->stride * sizeof *s->means);
+    for (uint32_t p = 0; p < l->parts && l->values != 0; p++)
+        for (uint32_t c = 0; c < s->dim; c++)
+            s->means[(size_t)p * s->stride + c] =
+                digest_value_scale(a->record, l, p) * (float)digest_value(a->record, l, p)[c];
+    a->codes->seal(&(struct codes_lane){.dim = s->dim,
+                                        .stride = s->stride,
+                                        .parts = l->parts,
+                                        .part_rows = s->rows,
+                                        .sink_rows = a->sink_rows,
+                                        .order = s->order.order,
+                                        .keys = s->keys,
+                                        .values = s->values,
+                                        .means = means,
+                                        .v_means = l->values != 0 ? s->means : NULL,
+                                        .codes = a->record + l->codes,
+                                        .basis = a->first_record + l->codes,
+                                        .work = s->codes_work});
+}
+
 static void lane(const struct seal_lane *a)
 {
     struct seal_state s;
@@ -350,12 +383,14 @@ static void lane(const struct seal_lane *a)
     }
     if (d->order != ORDER_KEEP)
         memcpy(a->record, s.order.order, SEGMENT_ROWS * sizeof *s.order.order);
-    if (d->kind == DIGEST_CENTROID)
+    if (d->kind == DIGEST_CENTROID || d->kind == DIGEST_CODES)
         digest_centroids(&s);
     else if (d->kind == DIGEST_BOUNDS)
         digest_minmax(&s);
     if (d->values)
         digest_values(&s);
+    if (d->kind == DIGEST_CODES)
+        digest_codes(&s);
     for (uint32_t p = 0; p < SEGMENT_ROWS / s.rows; p++)
         moves |= a->from_blocks[p] != a->to_blocks[p];
     if (moves || d->order != ORDER_KEEP)
