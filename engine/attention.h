@@ -50,9 +50,11 @@ struct attention_seq *attention_seq_create(struct attention *at, const struct sp
                                            uint64_t id, uint32_t max_positions);
 void attention_seq_destroy(struct attention *at, struct attention_seq *s); /* NULL is allowed */
 
-/* Seals a segment through the instance's plug-in, between kv_seq_seal_begin and its end. */
+/* Seals a segment through the instance's plug-in, between kv_seq_seal_begin and its end. first_record:
+ * segment 0's of the sequence; not read with segment 0. */
 void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
-                    uint32_t record, const block_id *from, const block_id *to);
+                    uint32_t record, uint32_t first_record, const block_id *from,
+                    const block_id *to);
 
 /* ---- a step ---- */
 

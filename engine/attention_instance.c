@@ -172,7 +172,8 @@ void attention_seq_destroy(struct attention *at, struct attention_seq *s)
 }
 
 void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
-                    uint32_t record, const block_id *from, const block_id *to)
+                    uint32_t record, uint32_t first_record, const block_id *from,
+                    const block_id *to)
 {
     if (in->plugin->seal == NULL)
         return;
@@ -181,6 +182,7 @@ void attention_seal(struct attention *at, const struct sparse_instance *in, uint
                                 .from = from,
                                 .to = to,
                                 .segment = segment,
-                                .record = record};
+                                .record = record,
+                                .first_record = segment == 0 ? record : first_record};
     in->plugin->seal(at->be, &in->traits, in->choice.values, &a);
 }

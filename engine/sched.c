@@ -328,7 +328,8 @@ static status seal_due(struct sched *s, struct sequence *q)
             q->n_tokens > q->n_prompt && (q->kv.n_segments + 1) * SEGMENT_ROWS <= q->n_prompt;
         TRY(kv_seq_seal_begin(s->kv, &q->kv, shares ? q->tokens : NULL, &seal));
         if (!seal.found)
-            attention_seal(s->at, q->in, seal.segment, seal.record, seal.from, seal.to);
+            attention_seal(s->at, q->in, seal.segment, seal.record,
+                           seal.segment > 0 ? q->kv.records[0] : seal.record, seal.from, seal.to);
         if (seal.found && q->in->digest_id != 0)
             s->segments_found++;
         else

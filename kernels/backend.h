@@ -143,7 +143,7 @@ enum digest_kind {
     DIGEST_NONE,
     DIGEST_BOUNDS,   /* channel-wise min and max of K, bf16 (Quest) */
     DIGEST_CENTROID, /* mean of the rows that are not outliers, then the `outliers` farthest rows */
-    DIGEST_CODES,    /* mean of the rows and a few bits of every row's distance from it, of K and, with
+    DIGEST_CODES, /* mean of the rows and a few bits of every row's distance from it, of K and, with
                         `values`, of V. Whole pages, no outliers. Depends on segment 0 too */
 };
 
@@ -215,7 +215,7 @@ struct plan_row {
 };
 
 enum score_kind {
-    SCORE_MASS,  /* log of the estimated attention mass of a partition, from DIGEST_CENTROID or _CODES */
+    SCORE_MASS, /* log of the estimated attention mass of a partition, from DIGEST_CENTROID or _CODES */
     SCORE_BOUND, /* upper bound of q.k (times scale) in a partition, from DIGEST_BOUNDS */
     SCORE_EXACT, /* log of the true mass, from the keys themselves (oracle) */
 };

@@ -42,8 +42,7 @@ static status describe(const struct kv_geometry *geo, const double *values,
     if (values[LAYOUT] == LAYOUT_WAVE) {
         out->permutes = true;
         out->digest.order = ORDER_BISECT;
-        out->digest.kind = DIGEST_CENTROID;
-        out->digest.outliers = geo->block_rows == 8 ? 1 : 0;
+        out->digest.kind = geo->block_rows == 8 ? DIGEST_CODES : DIGEST_CENTROID;
         out->digest.values = true;
     }
     return OK;

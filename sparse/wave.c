@@ -8,7 +8,7 @@
  * rows masked within the pages they lie in. */
 #include "sparse/builtin.h"
 
-enum { OUTLIERS, ESTIMATE, BALANCE, COARSE_GROUP, COARSE_OPEN, REDUCE };
+enum { OUTLIERS, ESTIMATE, BALANCE, COARSE_GROUP, COARSE_OPEN, REDUCE, CODES };
 
 enum {
     KMEANS_PARTS = 64,    /* 16 rows on average, as in the paper */
@@ -18,8 +18,8 @@ enum {
 
 static const struct sparse_option options[] = {
     [OUTLIERS] = {.name = "outliers",
-                  .help = "rows farthest from the mean that a digest keeps beside it; preset: 1 "
-                          "with blocks of 8 rows, else 0",
+                  .help = "rows farthest from the mean that a digest keeps beside it, without "
+                          "codes; preset: 1 with blocks of 8 rows, else 0",
                   .type = SPARSE_COUNT,
                   .preset = SPARSE_PRESET_AUTO,
                   .max = 2},
@@ -49,14 +49,39 @@ static const struct sparse_option options[] = {
                 .type = SPARSE_CHOICE,
                 .preset = REDUCE_MAX_PROB,
                 .choices = BUILTIN_REDUCES},
+    [CODES] = {.name = "codes",
+               .help = "keep a few bits of every row beside the mean of its page; preset: on with "
+                       "blocks of 8 rows and balance, else off",
+               .type = SPARSE_BOOL,
+               .preset = SPARSE_PRESET_AUTO},
 };
 
-/* Small pages get an outlier: the quality setting. Larger ones are the speed setting. */
+/* Small pages get codes of their rows: the quality setting. Larger ones are the speed setting. */
+static bool has_codes(const struct kv_geometry *geo, const double *values)
+{
+    if (values[CODES] >= 0)
+        return values[CODES] != 0;
+    return geo->block_rows == 8 && values[BALANCE] != 0 && values[OUTLIERS] <= 0;
+}
+
+static status check_codes(const struct kv_geometry *geo, const double *values)
+{
+    if (!has_codes(geo, values))
+        return OK;
+    if (values[BALANCE] == 0)
+        return err(ERR_ARG, "codes must be off with balance off, got on: they are of whole pages");
+    if (values[OUTLIERS] > 0)
+        return err(ERR_ARG,
+                   "outliers must be 0 with codes on, got %g: codes tell rows apart already",
+                   values[OUTLIERS]);
+    return OK;
+}
+
 static uint32_t outliers(const struct kv_geometry *geo, const double *values)
 {
     if (values[OUTLIERS] >= 0)
         return (uint32_t)values[OUTLIERS];
-    return geo->block_rows == 8 && values[BALANCE] != 0 ? 1 : 0;
+    return geo->block_rows == 8 && values[BALANCE] != 0 && !has_codes(geo, values) ? 1 : 0;
 }
 
 static status check_coarse(const double *values)
@@ -78,6 +103,7 @@ static status describe(const struct kv_geometry *geo, const double *values,
     bool balance = values[BALANCE] != 0;
     uint32_t parts = balance ? SEGMENT_ROWS / geo->block_rows : KMEANS_PARTS;
     TRY(check_coarse(values));
+    TRY(check_codes(geo, values));
     *out = (struct sparse_traits){
         .map = balance ? MAP_PAGE : MAP_GATHER,
         .parts = parts,
@@ -86,7 +112,7 @@ static status describe(const struct kv_geometry *geo, const double *values,
         .estimate = (float)values[ESTIMATE],
         .permutes = true,
         .digest = {.order = balance ? ORDER_BISECT : ORDER_KMEANS,
-                   .kind = DIGEST_CENTROID,
+                   .kind = has_codes(geo, values) ? DIGEST_CODES : DIGEST_CENTROID,
                    .parts = parts,
                    .outliers = outliers(geo, values),
                    .sinks = builtin_sinks(geo),

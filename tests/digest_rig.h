@@ -160,7 +160,8 @@ static inline void rig_seal(struct rig *r, uint32_t segment, const block_id *fro
                           .from = from + first,
                           .to = to + first,
                           .segment = segment,
-                          .record = r->numbers[segment]};
+                          .record = r->numbers[segment],
+                          .first_record = r->numbers[0]};
     r->be->ops->seal(r->be, &a);
 }
 

@@ -146,7 +146,8 @@ static inline void sparse_rig_seal(struct sparse_rig_seq *s)
     for (; s->n_segments < kv_segments_due(s->n_rows); s->n_segments++) {
         const block_id *blocks =
             s->blocks + (size_t)s->n_segments * (SEGMENT_ROWS / s->rig->geo.block_rows);
-        attention_seal(s->rig->at, s->in, s->n_segments, s->records[s->n_segments], blocks, blocks);
+        attention_seal(s->rig->at, s->in, s->n_segments, s->records[s->n_segments], s->records[0],
+                       blocks, blocks);
     }
 }
 

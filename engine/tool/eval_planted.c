@@ -178,7 +178,7 @@ static status seal_all(struct bench *b, const struct sparse_instance *in)
     for (uint32_t s = 0; s < b->n_segments; s++) {
         for (uint32_t i = s * per; i < (s + 1) * per && in->layout_id != 0; i++)
             b->mixed[i] = b->home[i] + b->n_blocks;
-        attention_seal(b->at, in, s, s, b->home + (size_t)s * per, b->mixed + (size_t)s * per);
+        attention_seal(b->at, in, s, s, 0, b->home + (size_t)s * per, b->mixed + (size_t)s * per);
     }
     return be->ops->sync(be);
 }

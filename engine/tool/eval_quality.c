@@ -32,7 +32,8 @@ struct piece {
 static const struct piece pieces[] = {
     {.name = "kl-8",
      .title = "KL to dense, pages of 8 rows",
-     .text = "`wave` with its presets is the quality setting: a centroid and the farthest row. "
+     .text = "`wave` with its presets is the quality setting: a centroid and a few bits "
+             "of every row's distance from it; `outliers=1` has the farthest row instead. "
              "`oracle` knows the true mass of each partition: on pages of consecutive rows, or on "
              "wave's clusters.",
      .kind = KL,
@@ -41,11 +42,12 @@ static const struct piece pieces[] = {
      .n_budgets = 4,
      .count = 192,
      .lines = {{"dense", "", {0}},
-               {"wave", "", {0.023, 0.0104}},
-               {"wave", "outliers=0", {0.040, 0.0150}},
+               {"wave", "", {0}},
+               {"wave", "codes=off,outliers=0", {0.040, 0.0150}},
+               {"wave", "outliers=1", {0.023, 0.0104}},
                {"wave", "outliers=2", {0.0165}},
-               {"wave", "coarse_group=4,coarse_open=0.5", {0.0226}},
-               {"wave", "coarse_group=4,coarse_open=0.25", {0.0242}},
+               {"wave", "outliers=1,coarse_group=4,coarse_open=0.5", {0.0226}},
+               {"wave", "outliers=1,coarse_group=4,coarse_open=0.25", {0.0242}},
                {"oracle", "layout=wave", {0.0126}},
                {"oracle", "", {0}},
                {"quest", "", {0}}}},

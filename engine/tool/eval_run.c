@@ -401,7 +401,7 @@ static void seal_due(struct eval_run *r, const struct sparse_instance *in)
             r->mixed[b] = r->home[b] + r->n_blocks;
         if (s < r->n_copied)
             continue;
-        attention_seal(r->at, in, s, s, r->home + (size_t)s * per, r->mixed + (size_t)s * per);
+        attention_seal(r->at, in, s, s, 0, r->home + (size_t)s * per, r->mixed + (size_t)s * per);
         r->n_copied = s + 1;
     }
 }

@@ -32,10 +32,10 @@
 enum {
     CODES_K = 32, /* directions; fewer numbers of a head: the rest has sd 0 */
     CODES_V = 16,
-    CODES_PAGES = 16,                        /* of a tile */
-    CODES_PLANES = CODES_K / 2,              /* nibbles of a row */
-    CODES_PLANE_BYTES = 2 * CODES_PAGES,     /* four rows of each page */
-    CODES_BLOCK_ROWS = 4 * CODES_PAGES,      /* 64 rows, as vectors: [4][16 pages] */
+    CODES_PAGES = 16,                    /* of a tile */
+    CODES_PLANES = CODES_K / 2,          /* nibbles of a row */
+    CODES_PLANE_BYTES = 2 * CODES_PAGES, /* four rows of each page */
+    CODES_BLOCK_ROWS = 4 * CODES_PAGES,  /* 64 rows, as vectors: [4][16 pages] */
     CODES_BLOCK_SCALES = CODES_PLANES * CODES_PLANE_BYTES,
     CODES_BLOCK_BYTES = CODES_BLOCK_SCALES + CODES_BLOCK_ROWS,
     CODES_HEADS = 4,     /* heads of one call at most */
@@ -79,8 +79,8 @@ static inline size_t codes_v_basis(uint32_t dim)
 
 static inline size_t codes_bytes(uint32_t dim, bool values)
 {
-    size_t k = codes_k_basis(values) +
-               codes_round(CODES_K * sizeof(float) + (size_t)dim * CODES_K * 2);
+    size_t k =
+        codes_k_basis(values) + codes_round(CODES_K * sizeof(float) + (size_t)dim * CODES_K * 2);
     return values ? k + codes_round(CODES_V * sizeof(float) + (size_t)dim * CODES_V * 2) : k;
 }
 
@@ -109,7 +109,7 @@ static inline uint32_t codes_scale(uint32_t p, uint32_t i)
 /* One lane of one segment, at its seal, once rows are ordered and means are digested. */
 struct codes_lane {
     uint32_t dim, stride, parts, part_rows;
-    uint32_t sink_rows; /* rows of the sinks' pages in this segment: not coded, not counted */
+    uint32_t sink_rows;    /* rows of the sinks' pages in this segment: not coded, not counted */
     const uint16_t *order; /* [SEGMENT_ROWS] storage row r is row order[r] of ... */
     const uint16_t *keys, *values; /* bf16 [SEGMENT_ROWS][stride], padded with zeros */
     const float *means;            /* [parts][stride] centroids of K as kept */
@@ -140,7 +140,7 @@ struct codes_estimates {
     const uint8_t *const *codes; /* [n] the codes of each page's record */
     const uint16_t *parts;       /* [n] */
     uint32_t n, dim, part_rows, group;
-    const float *q;       /* [group][dim] */
+    const float *q; /* [group][dim] */
     float scale;
     const uint8_t *basis; /* the codes of segment 0's record */
     const float *logits;  /* [group][stride] of the pages, natural log */

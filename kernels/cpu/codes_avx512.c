@@ -4,9 +4,10 @@
 
 /* n is known to the compiler: 4 n sums in registers. Sums of bytes: x as 16 bits is even + 256 odd,
  * so both sums fall out of two additions. */
-static inline __attribute__((always_inline)) void
-sums_of(const uint8_t *block, const struct codes_query *q, const uint32_t n,
-        uint16_t (*out)[CODES_BLOCK_ROWS])
+static inline __attribute__((always_inline)) void sums_of(const uint8_t *block,
+                                                          const struct codes_query *q,
+                                                          const uint32_t n,
+                                                          uint16_t (*out)[CODES_BLOCK_ROWS])
 {
     __m512i both[CODES_HEADS][2], odd[CODES_HEADS][2], mask = _mm512_set1_epi8(15);
     V16_UNROLL for (uint32_t h = 0; h < n; h++) both[h][0] = both[h][1] = odd[h][0] = odd[h][1] =
@@ -31,8 +32,8 @@ sums_of(const uint8_t *block, const struct codes_query *q, const uint32_t n,
     {
         __m512i even = _mm512_sub_epi16(both[h][i], _mm512_slli_epi16(odd[h][i], 8));
         __m256i *to = (__m256i *)(void *)(out[h] + (size_t)i * 2 * CODES_PAGES);
-        _mm256_storeu_si256(to, _mm256_add_epi16(_mm512_castsi512_si256(even),
-                                                 _mm512_extracti64x4_epi64(even, 1)));
+        _mm256_storeu_si256(
+            to, _mm256_add_epi16(_mm512_castsi512_si256(even), _mm512_extracti64x4_epi64(even, 1)));
         _mm256_storeu_si256(to + 1, _mm256_add_epi16(_mm512_castsi512_si256(odd[h][i]),
                                                      _mm512_extracti64x4_epi64(odd[h][i], 1)));
     }

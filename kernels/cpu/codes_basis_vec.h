@@ -11,9 +11,6 @@
 #include "kernels/cpu/vec16.h"
 #include "kernels/dtype.h"
 
-#ifndef V16_UNROLL
-#define V16_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 enum {
     BASIS_ROUNDS = 16,

@@ -323,8 +323,8 @@ static void masses(const uint8_t *blocks, uint32_t part_rows, const struct codes
 /* Up to 16 pages of a list as a tile of their own. */
 struct gathered {
     uint8_t blocks[CODES_MAX_ROWS / 4 * CODES_BLOCK_BYTES];
-    float scale[CODES_MAX_ROWS * V16];                /* [row][page] of V */
-    uint32_t words[CODES_MAX_ROWS * V16];             /* [page][row] */
+    float scale[CODES_MAX_ROWS * V16];               /* [row][page] of V */
+    uint32_t words[CODES_MAX_ROWS * V16];            /* [page][row] */
     float weight[CODES_HEADS][CODES_MAX_ROWS * V16]; /* [row][page] */
 };
 
@@ -397,7 +397,8 @@ static void estimate_pages(struct v_sums *s, struct gathered *g, const struct co
     sum_tile(&t, g->blocks, rows, q, heads);
     for (uint32_t h = 0; h < heads; h++) {
         v16f x[CODES_MAX_ROWS], sum = v16_zero();
-        v16f top = row_logits(&q[h], t.sums[0][h], CODES_HEADS * CODES_BLOCK_ROWS, t.alpha, rows, x);
+        v16f top =
+            row_logits(&q[h], t.sums[0][h], CODES_HEADS * CODES_BLOCK_ROWS, t.alpha, rows, x);
         for (uint32_t i = 0; i < rows; i++) {
             x[i] = exp2_below(v16_sub(x[i], top));
             sum = v16_add(sum, x[i]);

@@ -178,9 +178,17 @@ V16_FN void mass_tiles(const struct score_part *p, const struct mass *s, const u
         for (uint32_t i = 0; i < DOT_TILES && t + i < tiles; i++) {
             if (!p->coarse && p->a->desc.order == ORDER_KMEANS)
                 rows = log_rows(p, record, (t + i) * V16);
-            for (uint32_t h = 0; h < n; h++)
+            float of_rows[SCORE_HEADS][V16]; /* in place of `rows`, by head */
+            bool coded = p->a->desc.kind == DIGEST_CODES && !p->coarse && m[i] != 0;
+            if (coded)
+                p->codes->masses(record + p->layout->codes +
+                                     codes_block((t + i) * V16, 0, SEGMENT_ROWS / s->parts),
+                                 SEGMENT_ROWS / s->parts, p->tables, n, of_rows);
+            for (uint32_t h = 0; h < n; h++) {
+                v16f above = coded ? v16_load(of_rows[h]) : rows;
                 put(p, h0 + h, segment, s->parts, (t + i) * V16, m[i],
-                    m[i] != 0 ? mass_of(s, kinds, h, i, dots, rows) : v16_zero());
+                    m[i] != 0 ? mass_of(s, kinds, h, i, dots, above) : v16_zero());
+            }
         }
     }
 }
@@ -219,6 +227,10 @@ static void mass_segment(const struct score_part *p, uint32_t segment)
             for (uint32_t i = 0; i < n; i++)
                 round_query(&s.q[k][i], p->q + (size_t)(h + i) * l->dim, &s.vectors[k], l->dim,
                             p->a->scale);
+        if (p->a->desc.kind == DIGEST_CODES && !p->coarse &&
+            (segment == p->begin || p->group > SCORE_HEADS))
+            p->codes->query(p->tables, p->q + (size_t)h * l->dim, n, l->dim, p->a->scale,
+                            score_record(p, 0) + l->codes + codes_k_basis(l->values != 0));
         if (s.kinds == 1)
             mass_tiles(p, &s, 1, record, segment, h, n);
         else if (s.kinds == 2)

@@ -165,7 +165,7 @@ static void seal_all(struct world *w, const struct sparse_instance *in)
     for (uint32_t s = 0; s < SEQS && !in->traits.attends_all; s++)
         for (uint32_t i = 0; i < SEGMENTS; i++) {
             const block_id *b = w->blocks[s] + (size_t)i * per_segment;
-            attention_seal(w->at, in, i, w->records[s][i], b, b);
+            attention_seal(w->at, in, i, w->records[s][i], w->records[s][0], b, b);
         }
 }
 

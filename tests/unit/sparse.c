@@ -107,7 +107,7 @@ static void values_are_read_from_text(void)
     struct sparse_choice c = choice("wave"), before = c;
     says(sparse_choice_set(&c, "outlier", "1"),
          "unknown option \"outlier\" of plug-in wave, which has outliers, estimate, balance, "
-         "coarse_group, coarse_open, reduce");
+         "coarse_group, coarse_open, reduce, codes");
     says(sparse_choice_set(&c, "outliers", "3"), "outliers must be a whole number, 0 to 2, got 3");
     says(sparse_choice_set(&c, "outliers", "-1"),
          "outliers must be a whole number, 0 to 2, got -1");
@@ -198,16 +198,32 @@ static void wave_is_what_was_measured_best(void)
     for (uint32_t r = 8; r <= 32; r *= 2) {
         struct sparse_choice c = choice("wave");
         ok(check(&c, r, &t) == OK && t.map == MAP_PAGE && t.parts == 1024 / r && t.permutes &&
-               t.digest.order == ORDER_BISECT && t.digest.kind == DIGEST_CENTROID &&
-               t.digest.outliers == (r == 8) && t.digest.values && t.digest.parts == t.parts &&
+               t.digest.order == ORDER_BISECT &&
+               t.digest.kind == (r == 8 ? DIGEST_CODES : DIGEST_CENTROID) &&
+               t.digest.outliers == 0 && t.digest.values && t.digest.parts == t.parts &&
                t.estimate == 0.25f && t.reduce == REDUCE_MAX_PROB && t.sinks == (r < 16 ? 16 : r) &&
                t.digest.sinks == t.sinks,
-           "R = %u: clusters of a page, %d outliers, a quarter estimated", r, r == 8);
+           "R = %u: clusters of a page, %s codes, a quarter estimated", r, r == 8 ? "with" : "no");
     }
     struct sparse_choice c = choice("wave");
     ok(sparse_choice_set(&c, "outliers", "2") == OK && check(&c, 16, &t) == OK &&
            t.digest.outliers == 2,
        "outliers as asked");
+    ok(check(&c, 8, &t) == OK && t.digest.outliers == 2 && t.digest.kind == DIGEST_CENTROID,
+       "who asks for outliers gets no codes");
+    ok(sparse_choice_set(&c, "codes", "on") == OK, "codes beside them");
+    says(check(&c, 8, &t),
+         "outliers must be 0 with codes on, got 2: codes tell rows apart already");
+    c = choice("wave");
+    ok(sparse_choice_set(&c, "codes", "on") == OK && check(&c, 32, &t) == OK &&
+           t.digest.kind == DIGEST_CODES && t.digest.outliers == 0,
+       "codes with larger pages, as asked");
+    ok(sparse_choice_set(&c, "balance", "off") == OK, "codes of free clusters");
+    says(check(&c, 8, &t), "codes must be off with balance off, got on: they are of whole pages");
+    c = choice("wave");
+    ok(sparse_choice_set(&c, "codes", "off") == OK && check(&c, 8, &t) == OK &&
+           t.digest.kind == DIGEST_CENTROID && t.digest.outliers == 1,
+       "without codes an outlier tells the rows of a small page apart");
     c = choice("wave");
     ok(sparse_choice_set(&c, "balance", "off") == OK && check(&c, 8, &t) == OK &&
            t.map == MAP_GATHER && t.parts == 64 && t.digest.order == ORDER_KMEANS && t.permutes &&
@@ -262,8 +278,11 @@ static void ids_name_what_is_stored(void)
     c.values[3] = 4, c.values[4] = 0.25, c.values[5] = REDUCE_SUM_PROB;
     ok(digest_of(c, 8, &other) == digest && other == layout,
        "how they are used changes neither id");
+    c = choice("wave"), c.values[6] = 1;
+    ok(digest_of(c, 8, &other) == digest, "the same codes, said or preset");
     c = choice("wave"), c.values[0] = 1;
-    ok(digest_of(c, 8, &other) == digest, "the same outliers, said or preset");
+    ok(digest_of(c, 8, &other) != digest && other != layout,
+       "outliers instead of codes change both");
     c.values[0] = 2;
     ok(digest_of(c, 8, &other) != digest && other != layout, "other outliers, another id");
     c = choice("wave"), c.values[2] = 0;
