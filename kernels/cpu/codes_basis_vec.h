@@ -11,7 +11,6 @@
 #include "kernels/cpu/vec16.h"
 #include "kernels/dtype.h"
 
-
 enum {
     BASIS_ROUNDS = 16,
     BASIS_CHANNELS = 4 /* worked on together: 4 x 4 sums in registers */
