@@ -27,7 +27,8 @@ static void one_tile(const uint8_t *tile, const uint8_t *ahead, uint32_t dim,
         }
     }
     for (int i = 0; i < 2; i++) {
-        __m256i sums = _mm256_hadd_epi32(acc[2 * i], acc[2 * i + 1]);
+        __m256i sums =
+            i == 0 ? _mm256_hadd_epi32(acc[0], acc[1]) : _mm256_hadd_epi32(acc[2], acc[3]);
         _mm256_storeu_si256((__m256i *)(void *)(out + (size_t)i * 8),
                             _mm256_permute4x64_epi64(sums, 0xd8));
     }

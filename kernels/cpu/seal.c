@@ -132,8 +132,9 @@ static void copy_row(uint8_t *to_page, uint32_t to, const uint8_t *from_page, ui
 {
     for (uint32_t i = 0; i < dim / 2; i++)
         memcpy(to_page + ((size_t)i * rows + to) * 4, from_page + ((size_t)i * rows + from) * 4, 4);
-    uint8_t *v = to_page + ((size_t)rows + to / 2 * 2) * dim * 2 + to % 2 * 2;
-    const uint8_t *w = from_page + ((size_t)rows + from / 2 * 2) * dim * 2 + from % 2 * 2;
+    uint8_t *v = to_page + ((size_t)rows + to - to % 2) * dim * 2 + (size_t)(to % 2) * 2;
+    const uint8_t *w =
+        from_page + ((size_t)rows + from - from % 2) * dim * 2 + (size_t)(from % 2) * 2;
     for (uint32_t j = 0; j < dim; j++)
         memcpy(v + (size_t)j * 4, w + (size_t)j * 4, 2);
 }

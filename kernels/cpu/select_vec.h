@@ -225,7 +225,8 @@ static struct border border_of(struct select_state *s, uint32_t k)
 
 static bool within(const struct select_state *s, const struct border *b, uint32_t i)
 {
-    return s->keys[i] > b->key || (s->keys[i] == b->key && i < b->end);
+    int32_t key = s->keys[i];
+    return key > b->key || (i < b->end && key == b->key);
 }
 
 /* Those of 16 partitions that are within a border. */

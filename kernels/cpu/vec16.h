@@ -304,7 +304,8 @@ V16_I2(v16i_and, a.x[i] & b.x[i])
 V16_I2(v16i_xor, a.x[i] ^ b.x[i])
 V16_I2(v16i_or, a.x[i] | b.x[i])
 V16_IS(v16i_shl, (int32_t)((uint32_t)a.x[i] << n))
-V16_IS(v16i_sar, a.x[i] >> n)
+/* as shifts of negative numbers are up to the compiler */
+V16_IS(v16i_sar, (int32_t)(a.x[i] < 0 ? ~(~(uint32_t)a.x[i] >> n) : (uint32_t)a.x[i] >> n))
 V16_IS(v16i_shr, (int32_t)((uint32_t)a.x[i] >> n))
 
 V16_FN v16f v16_set1(float x)
