@@ -3,6 +3,7 @@
  * bit with chunks of any size, alone and in any batch, RESIDENT and SPILLED with any hot set, paused,
  * preempted, and with any hit in the prefix cache. */
 #include "engine/engine.h"
+#include "engine/tool/trace.h"
 #include "kernels/log.h"
 #include "tests/gguf_writer.h"
 #include "tests/tap.h"
@@ -385,6 +386,32 @@ static void hits_change_nothing(const char *plugin, bool from_dram)
     mem_free(without);
 }
 
+static void selections_are_recorded(void)
+{
+    struct run *r = mem_alloc(sizeof *r);
+    struct engine_config cfg = config();
+    char path[] = "/tmp/spind-trace-XXXXXX";
+    int fd = mkstemp(path);
+    struct trace_reader *t;
+    struct trace_record rec;
+    uint32_t n = 0;
+    bool more = true, right = true;
+    CHECK(fd >= 0 && close(fd) == 0 && unlink(path) == 0);
+    cfg.record_selection = path;
+    run(&cfg, &asks[2], 1, false, r); /* rows 2,200 to 2,238: two segments are sealed */
+    CHECK(trace_open(&t, path) == OK);
+    while (right && trace_next(t, &rec, &more) == OK && more) {
+        right = rec.sequence == 1 && rec.pos >= 2200 && rec.pos < 2239 && rec.n_pages >= 3 &&
+                rec.pages[0] == 0 && rec.pages[1] == 1 && rec.pages[rec.n_pages - 1] < 256;
+        n++;
+    }
+    trace_close(t);
+    unlink(path);
+    ok(right && n == 39 * 6, "every row's selection in every lane is recorded (%u)", n);
+    ok(same_answer(&r->answers[0], &alone.answers[2]), "and recording changes nothing");
+    mem_free(r);
+}
+
 static void small_budgets_are_refused(void)
 {
     struct run *r = mem_alloc(sizeof *r);
@@ -418,6 +445,7 @@ int main(void)
     hits_change_nothing("quest", false);
     hits_change_nothing("wave", false);
     hits_change_nothing("wave", true);
+    selections_are_recorded();
     small_budgets_are_refused();
     unlink(model_path);
     return tap_done();
