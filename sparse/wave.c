@@ -84,6 +84,17 @@ static uint32_t outliers(const struct kv_geometry *geo, const double *values)
     return geo->block_rows == 8 && values[BALANCE] != 0 && !has_codes(geo, values) ? 1 : 0;
 }
 
+/* Free clusters are of any size: the backend keeps their mean alone. */
+static status check_outliers(const double *values)
+{
+    if (values[BALANCE] == 0 && values[OUTLIERS] > 0)
+        return err(
+            ERR_ARG,
+            "outliers must be 0 with balance off, got %g: only clusters of one page have them",
+            values[OUTLIERS]);
+    return OK;
+}
+
 static status check_coarse(const double *values)
 {
     uint32_t group = (uint32_t)values[COARSE_GROUP];
@@ -104,6 +115,7 @@ static status describe(const struct kv_geometry *geo, const double *values,
     uint32_t parts = balance ? SEGMENT_ROWS / geo->block_rows : KMEANS_PARTS;
     TRY(check_coarse(values));
     TRY(check_codes(geo, values));
+    TRY(check_outliers(values));
     *out = (struct sparse_traits){
         .map = balance ? MAP_PAGE : MAP_GATHER,
         .parts = parts,

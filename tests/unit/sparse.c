@@ -229,6 +229,11 @@ static void wave_is_what_was_measured_best(void)
            t.map == MAP_GATHER && t.parts == 64 && t.digest.order == ORDER_KMEANS && t.permutes &&
            t.digest.outliers == 0,
        "balance=off: 64 clusters of any size");
+    ok(sparse_choice_set(&c, "outliers", "1") == OK, "outliers of free clusters");
+    says(check(&c, 8, &t), "outliers must be 0 with balance off, got 1: only clusters of one page "
+                           "have them");
+    c.values[0] = 0;
+    ok(check(&c, 8, &t) == OK && t.digest.outliers == 0, "none, as asked");
     ok(sparse_choice_set(&c, "coarse_group", "4") == OK, "a coarse group");
     says(check(&c, 8, &t), "coarse_group must be 0 with balance off, got 4: groups are subtrees of "
                            "the bisection");
