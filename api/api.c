@@ -68,8 +68,7 @@ void api_engine_ready(struct api *a, const struct engine_info *info, struct mail
         metrics_destroy(a->metrics);
         a->metrics = m;
     }
-    /* Whatever the context holds can be submitted and computed: the engine sized both by it. */
-    CHECK(info->max_model_len <= (info->kv_blocks[0] + info->kv_blocks[1]) * info->block_rows);
+    /* Whatever the context holds can be submitted: the engine sized the mailbox by it. */
     CHECK(info->max_model_len * (size_t)4 < mailbox_max_message(mail, TO_ENGINE));
     a->info = info;
     a->mail = mail;

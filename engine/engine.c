@@ -167,6 +167,10 @@ static status open_attention(struct engine *e, const struct memory_plan *plan)
 static void fill_info(struct engine *e, const struct memory_plan *plan)
 {
     const struct model_info *mi = model_info(e->model);
+    const size_t *unit = plan->geo.block_bytes;
+    enum lane_class main = unit[LANE_SPARSE] > 0  ? LANE_SPARSE
+                           : unit[LANE_DENSE] > 0 ? LANE_DENSE
+                                                  : LANE_STREAM;
     snprintf(e->backend_text, sizeof e->backend_text, "%s", e->be->ops->describe(e->be));
     e->info = (struct engine_info){
         .architecture = mi->architecture,
@@ -181,9 +185,8 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
         .block_rows = e->cfg.block_rows,
         .max_num_seqs = e->cfg.max_num_seqs,
         .max_batched_tokens = e->cfg.max_batched_tokens,
-        .kv_blocks = {plan->blocks[LANE_SPARSE][KV_HBM], plan->blocks[LANE_SPARSE][KV_DRAM]},
-        .kv_block_bytes = plan->geo.block_bytes[LANE_SPARSE] + plan->geo.block_bytes[LANE_DENSE] +
-                          plan->geo.block_bytes[LANE_STREAM],
+        .kv_blocks = {plan->blocks[main][KV_HBM], plan->blocks[main][KV_DRAM]},
+        .kv_block_bytes = unit[LANE_SPARSE] + unit[LANE_DENSE] + unit[LANE_STREAM],
         .n_end_ids = mi->n_end_ids,
         .prefix_caching = e->cfg.prefix_caching,
         .catalog = &e->catalog,
@@ -407,6 +410,8 @@ static status choose_attention(struct engine *e, struct sequence *q)
 {
     uint32_t longest = q->n_prompt + q->max_tokens;
     if (q->sparse.plugin == 0 || kv_segments_due(longest) == 0)
+        return OK;
+    if (kv_geometry(e->kv)->n_lanes[LANE_SPARSE] == 0) /* a head policy has them all */
         return OK;
     if (e->at == NULL)
         return err(ERR_ARG, "device %s attends everything: sparse attention is not there",

@@ -80,6 +80,14 @@ def flags_are_checked():
        "what only the model can tell ends the start with 1", p.stderr)
 
 
+def no_lane_needs_to_be_sparse():
+    for flags in (["--head-policy", "streaming"], ["--sparse-exempt-layers", "1000"]):
+        server = mock("--sparse", "wave", "--max-model-len", "4096", *flags)
+        got = complete(server, [65] * 1200, max_tokens=3)
+        equal((got.status, got.json["usage"]["completion_tokens"]), (200, 3), "a sealed segment's worth of prompt, " + " ".join(flags))
+        equal(server.stop(), 0, "and the daemon ends well")
+
+
 def head_policies_are_checked(folder):
     def start(*args):
         p = subprocess.run([_server.BINARY, "serve", "--device", "cpu", MODEL, "--port", "0", *args], capture_output=True, text=True,
@@ -122,6 +130,7 @@ def main():
     import tempfile
     requests_are_checked()
     flags_are_checked()
+    no_lane_needs_to_be_sparse()
     if os.path.exists(MODEL):
         with tempfile.TemporaryDirectory() as folder:
             head_policies_are_checked(folder)
