@@ -28,7 +28,7 @@ static size_t lists_bytes(const struct attention *at, const struct instance *in,
     size_t lanes = (size_t)n * at->kv->geo->kv_heads;
     return aligned(lanes * group_size(at) * in->stride * sizeof(float)) +
            3 * aligned(lanes * in->page_cap * 4) + aligned(lanes * in->estimate_cap * 4) +
-           2 * aligned(lanes * 4);
+           2 * aligned(lanes * 4) + aligned(lanes * group_size(at) * sizeof(float));
 }
 
 /* ---- life ---- */
@@ -37,7 +37,7 @@ static size_t lists_bytes(const struct attention *at, const struct instance *in,
 static size_t worst_row_bytes(const struct attention *at)
 {
     size_t per_lane = (size_t)at->max_positions * (group_size(at) * sizeof(float) + LIST_BYTES + 4);
-    return at->kv->geo->kv_heads * per_lane + 4096 /* alignment */;
+    return at->kv->geo->kv_heads * per_lane + at->heads * sizeof(float) + 4096 /* alignment */;
 }
 
 static bool alloc_all(struct attention *at)
@@ -193,6 +193,7 @@ static void layout_group(const struct attention *at, struct group *g, struct att
     g->estimates = take(free, lanes * in->estimate_cap * 4);
     g->n_pages = take(free, lanes * 4);
     g->n_estimates = take(free, lanes * 4);
+    g->known = take(free, lanes * group_size(at) * sizeof(float));
     if (in->pub.traits.map == MAP_PAGE)
         g->masks = NULL;
     *plans = (struct attend_plans){.desc = in->pub.traits.digest,
@@ -339,8 +340,27 @@ static void score_rows(struct attention *at, const struct group *g, uint32_t lay
     in->pub.plugin->score(&r, &in->pub.traits, in->pub.choice.values, g->scores + skip, in->stride);
 }
 
+static const float *known_mass(struct attention *at, const struct group *g, uint32_t layer,
+                               uint32_t from, uint32_t n, const void *qkv)
+{
+    float *lse = g->known + (size_t)from * at->heads;
+    if (!g->in->pub.traits.known_mass)
+        return NULL;
+    const struct known_args a = {.kv = at->kv,
+                                 .layer = layer,
+                                 .heads = at->heads,
+                                 .sinks = g->in->pub.traits.sinks,
+                                 .rows = at->rows + g->first + from,
+                                 .n_rows = n,
+                                 .scale = at->scale,
+                                 .qkv = qkv,
+                                 .lse = lse};
+    at->be->ops->known(at->be, &a);
+    return lse;
+}
+
 static void select_rows(struct attention *at, const struct group *g, uint32_t layer, uint32_t from,
-                        uint32_t n)
+                        uint32_t n, const void *qkv)
 {
     const struct instance *in = g->in;
     const struct sparse_traits *t = &in->pub.traits;
@@ -356,6 +376,7 @@ static void select_rows(struct attention *at, const struct group *g, uint32_t la
         .n_rows = n,
         .scores = g->scores + lanes * group_size(at) * in->stride,
         .stride = in->stride,
+        .known = known_mass(at, g, layer, from, n, qkv),
         .page_cap = in->page_cap,
         .estimate_cap = in->estimate_cap,
         .pages = g->pages + pages,
@@ -503,7 +524,7 @@ static void run_group(struct attention *at, const struct group *g, uint32_t laye
             continue;
         if (!all)
             score_rows(at, g, layer, i, end - i, qkv);
-        select_rows(at, g, layer, i, end - i);
+        select_rows(at, g, layer, i, end - i, qkv);
     }
     reuse_and_keep(at, g, layer);
     if (at->record != NULL)

@@ -40,6 +40,7 @@ struct group {
     struct instance *in;
     uint32_t first, n; /* of at->rows */
     float *scores;     /* [n][kv_heads][group][stride] */
+    float *known;      /* [n][kv_heads][group] */
     uint32_t *pages, *masks, *estimates, *n_pages, *n_estimates;
     float *share;
 };

@@ -237,6 +237,21 @@ struct score_args {
     float coarse_open;     /* share of the groups whose partitions are scored; others get -inf */
 };
 
+/* The mass of what a planned row attends in any case: the sinks' pages and its tail.
+ * lse[plan row][KV head][head of the group] = ln of the sum of e^(scale q.k) over their rows. Pages are
+ * found through the block table, so a sinks' page of a SPILLED sequence may be in DRAM: it is read in
+ * place, before selection could bring it anywhere, and a hot set must not depend on it. */
+struct known_args {
+    const struct kv_memory *kv;
+    uint32_t layer, heads;
+    uint32_t sinks; /* rows; whole pages are meant */
+    const struct plan_row *rows;
+    uint32_t n_rows;
+    float scale;
+    const void *qkv;
+    float *lse;
+};
+
 enum group_reduce {
     REDUCE_MAX_PROB,
     REDUCE_SUM_PROB,
@@ -261,6 +276,8 @@ struct select_args {
     uint32_t n_rows;
     const float *scores;
     uint32_t stride;
+    const float *known; /* [plan row][KV head][group] from `known`: REDUCE_*_PROB are shares of this
+                           mass and the partitions'; NULL: of the partitions' alone */
     uint32_t page_cap, estimate_cap;
     uint32_t *pages;     /* [..][page_cap] page index in the sequence */
     uint32_t *masks;     /* [..][page_cap] rows of the page to attend; NULL with MAP_PAGE: all */
@@ -383,6 +400,7 @@ struct backend_ops {
     void (*seal)(struct backend *be, const struct seal_args *a);
     void (*unpermute)(struct backend *be, const struct unpermute_args *a);
     void (*score)(struct backend *be, const struct score_args *a);
+    void (*known)(struct backend *be, const struct known_args *a);
     void (*select)(struct backend *be, const struct select_args *a);
     void (*resolve)(struct backend *be, const struct resolve_args *a);
     void (*sample)(struct backend *be, const struct sample_args *a);

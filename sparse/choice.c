@@ -235,6 +235,9 @@ static status check_traits(const struct sparse_plugin *p, const struct kv_geomet
     if (t->permutes != (t->digest.order != ORDER_KEEP) || (own && t->permutes))
         return err(ERR_ARG, "plug-in %s: only the orders of a built-in digest permute rows",
                    p->name);
+    if (t->known_mass && t->reduce != REDUCE_MAX_PROB && t->reduce != REDUCE_SUM_PROB)
+        return err(ERR_ARG, "plug-in %s: only probabilities can be shares of a known mass",
+                   p->name);
     if (!(t->estimate >= 0) || t->estimate > 1 || (t->estimate > 0 && !t->digest.values))
         return err(ERR_ARG,
                    "plug-in %s: describe() gave estimate %g; above 0 it needs digests "

@@ -51,9 +51,10 @@ struct sparse_traits {
     bool attends_all; /* `dense`: nothing is selected; nothing below is read */
     uint32_t parts;   /* partitions of a segment: SEGMENT_ROWS / R for MAP_PAGE */
     enum group_reduce reduce;
-    uint32_t sinks; /* rows at the start that are always attended */
-    float estimate; /* share of all partitions estimated after the selected ones; 0: none */
-    bool permutes;  /* seal changes the order of rows: the prefix cache keeps such blocks apart */
+    bool known_mass; /* REDUCE_*_PROB count the rows attended in any case to the mass */
+    uint32_t sinks;  /* rows at the start that are always attended */
+    float estimate;  /* share of all partitions estimated after the selected ones; 0: none */
+    bool permutes;   /* seal changes the order of rows: the prefix cache keeps such blocks apart */
     struct digest_desc digest; /* of the built-in kinds; kind DIGEST_NONE: `digest_bytes` is ours */
     size_t digest_bytes; /* of a lane's part of a record; filled from the backend if kind is not
                             DIGEST_NONE. At most what the process was started with */

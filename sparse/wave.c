@@ -8,7 +8,7 @@
  * rows masked within the pages they lie in. */
 #include "sparse/builtin.h"
 
-enum { OUTLIERS, ESTIMATE, BALANCE, COARSE_GROUP, COARSE_OPEN, REDUCE, CODES };
+enum { OUTLIERS, ESTIMATE, BALANCE, COARSE_GROUP, COARSE_OPEN, REDUCE, CODES, KNOWN };
 
 enum {
     KMEANS_PARTS = 64,    /* 16 rows on average, as in the paper */
@@ -45,13 +45,19 @@ static const struct sparse_option options[] = {
                      .min = 0.01,
                      .max = 1},
     [REDUCE] = {.name = "reduce",
-                .help = "how the heads of a group agree on a score",
+                .help = "how the heads of a group agree on a score; preset: sum_prob with codes, "
+                        "else max_prob",
                 .type = SPARSE_CHOICE,
-                .preset = REDUCE_MAX_PROB,
+                .preset = SPARSE_PRESET_AUTO,
                 .choices = BUILTIN_REDUCES},
     [CODES] = {.name = "codes",
                .help = "keep a few bits of every row beside the mean of its page; preset: on with "
                        "blocks of 8 rows and balance, else off",
+               .type = SPARSE_BOOL,
+               .preset = SPARSE_PRESET_AUTO},
+    [KNOWN] = {.name = "known",
+               .help = "a head's probabilities are shares of all it attends, sinks and tail too; "
+                       "preset: as codes, where scores are probabilities",
                .type = SPARSE_BOOL,
                .preset = SPARSE_PRESET_AUTO},
 };
@@ -74,6 +80,24 @@ static status check_codes(const struct kv_geometry *geo, const double *values)
         return err(ERR_ARG,
                    "outliers must be 0 with codes on, got %g: codes tell rows apart already",
                    values[OUTLIERS]);
+    return OK;
+}
+
+static enum group_reduce reduction(const struct kv_geometry *geo, const double *values)
+{
+    if (values[REDUCE] >= 0)
+        return (enum group_reduce)values[REDUCE];
+    return has_codes(geo, values) ? REDUCE_SUM_PROB : REDUCE_MAX_PROB;
+}
+
+/* How much a head has to gain from pages at all: one that looks at the tail has no say. */
+static status known_mass(const struct kv_geometry *geo, const double *values, bool *out)
+{
+    enum group_reduce reduce = reduction(geo, values);
+    bool shares = reduce == REDUCE_MAX_PROB || reduce == REDUCE_SUM_PROB;
+    if (values[KNOWN] > 0 && !shares)
+        return err(ERR_ARG, "known must be off with a raw reduce, got on: there are no shares");
+    *out = shares && (values[KNOWN] >= 0 ? values[KNOWN] != 0 : has_codes(geo, values));
     return OK;
 }
 
@@ -111,15 +135,17 @@ static status check_coarse(const double *values)
 static status describe(const struct kv_geometry *geo, const double *values,
                        struct sparse_traits *out)
 {
-    bool balance = values[BALANCE] != 0;
+    bool balance = values[BALANCE] != 0, known = false;
     uint32_t parts = balance ? SEGMENT_ROWS / geo->block_rows : KMEANS_PARTS;
     TRY(check_coarse(values));
     TRY(check_codes(geo, values));
     TRY(check_outliers(values));
+    TRY(known_mass(geo, values, &known));
     *out = (struct sparse_traits){
         .map = balance ? MAP_PAGE : MAP_GATHER,
         .parts = parts,
-        .reduce = (enum group_reduce)values[REDUCE],
+        .reduce = reduction(geo, values),
+        .known_mass = known,
         .sinks = builtin_sinks(geo),
         .estimate = (float)values[ESTIMATE],
         .permutes = true,

@@ -107,6 +107,8 @@ static void run_estimates(const struct attend_call *c, const struct attend_task 
                                                       .o = to.o,
                                                       .m = to.m,
                                                       .l = to.l});
+    if (k->plans->desc.kind == DIGEST_CODES)
+        codes_attend(c, k, at, to.o, to.m, work);
 }
 
 /* Rows that a split skips are not in its partial result. */

@@ -83,4 +83,9 @@ void attend_gather_estimates(const struct attend_call *c, const struct attend_ta
                              struct split_place at, const int8_t **values, float *factors,
                              float *logits);
 
+/* Of the same entries, with DIGEST_CODES: adds to o what their rows' V are from the mean, each row by
+ * its share of the page. m: of the estimate, [group]; work: as logits above. codes.c */
+void codes_attend(const struct attend_call *c, const struct attend_task *k, struct split_place at,
+                  float *o, const float *m, float *work);
+
 #endif

@@ -91,6 +91,7 @@ static void cpu_close(struct backend *be)
     struct cpu_backend *b = (struct cpu_backend *)be;
     cpu_sample_close(b);
     cpu_resolve_close(b);
+    cpu_known_close(b);
     cpu_select_close(b);
     cpu_score_close(b);
     cpu_seal_close(b);
@@ -121,6 +122,7 @@ static const struct backend_ops cpu_ops = {
     .seal = cpu_seal,
     .unpermute = cpu_unpermute,
     .score = cpu_score,
+    .known = cpu_known,
     .select = cpu_select,
     .sample = cpu_sample,
     .read = cpu_read,
@@ -185,6 +187,8 @@ status cpu_backend_open(struct backend **out, const struct cpu_options *o)
         st = cpu_score_open(b);
     if (st == OK)
         st = cpu_select_open(b);
+    if (st == OK)
+        st = cpu_known_open(b);
     if (st == OK)
         st = cpu_sample_open(b);
     b->base.ops = &cpu_ops;

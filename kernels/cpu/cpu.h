@@ -25,9 +25,11 @@ struct cpu_backend {
     const struct score_kernels *score;       /* score.c */
     const struct select_kernels *select;     /* select.c */
     const struct codes_kernels *codes;       /* codes.c */
+    const struct known_kernels *known;       /* known.c */
     struct seal_scratch *seal_scratch;       /* of these, per worker */
     struct score_scratch *score_scratch;
     struct select_scratch *select_scratch;
+    struct known_scratch *known_scratch;
 };
 
 /* linear.c (weights, embed, linear) */
@@ -64,6 +66,11 @@ void cpu_score(struct backend *be, const struct score_args *a);
 status cpu_select_open(struct cpu_backend *b);
 void cpu_select_close(struct cpu_backend *b);
 void cpu_select(struct backend *be, const struct select_args *a);
+
+/* known.c */
+status cpu_known_open(struct cpu_backend *b);
+void cpu_known_close(struct cpu_backend *b);
+void cpu_known(struct backend *be, const struct known_args *a);
 
 /* sample.c */
 status cpu_sample_open(struct cpu_backend *b);

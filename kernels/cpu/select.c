@@ -26,6 +26,7 @@ static void select_item(const struct select_call *c, uint32_t i, uint32_t *work)
         .row = &a->rows[i / g->kv_heads],
         .head = i % g->kv_heads,
         .scores = a->scores + (size_t)i * a->group * a->stride,
+        .known = a->known != NULL ? a->known + (size_t)i * a->group : NULL,
         .pages = a->pages + (size_t)i * a->page_cap,
         .masks = a->masks != NULL ? a->masks + (size_t)i * a->page_cap : NULL,
         .share = a->share + (size_t)i * a->page_cap,

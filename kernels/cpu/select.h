@@ -9,6 +9,7 @@ struct select_lane {
     const struct plan_row *row;
     uint32_t head;
     const float *scores; /* [group][stride] */
+    const float *known;  /* [group] or NULL */
     uint32_t *pages, *masks, *n_pages, *estimates, *n_estimates;
     float *share;
     uint32_t *work; /* select_work_words() of the calling worker */

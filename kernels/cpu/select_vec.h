@@ -58,7 +58,8 @@ V16_FN v16f scores_at(const struct select_state *s, uint32_t h, uint32_t i)
     return v16_pick(m & v16_gt(x, none), x, none);
 }
 
-/* e[h] = exponentials of a head's scores, relative to the greatest; returns their sum. */
+/* e[h] = exponentials of a head's scores, relative to the greatest; returns their sum, with the known
+ * mass. */
 static float exponentials(struct select_state *s, uint32_t h)
 {
     float *e = s->e + (size_t)h * (s->n + V16);
@@ -69,16 +70,21 @@ static float exponentials(struct select_state *s, uint32_t h)
         s->has[i / V16] |= (uint16_t)v16_gt(x, none);
         v16_store(e + i, x);
     }
-    v16f log2e = v16_set1(1.44269504f), shift = v16_set1(-1.44269504f * v16_hmax(top));
+    float most = v16_hmax(top);
+    v16f log2e = v16_set1(1.44269504f), shift = v16_set1(-1.44269504f * most);
     for (uint32_t i = 0; i < s->n; i += V16) {
         v16f x = v16_exp2(v16_fma(v16_load(e + i), log2e, shift));
         total = v16_add(total, x);
         v16_store(e + i, x);
     }
-    return v16_hsum(total);
+    if (s->l->known == NULL)
+        return v16_hsum(total);
+    float rest[V16];
+    v16_store(rest, v16_exp(v16_set1(s->l->known[h] - most)));
+    return v16_hsum(total) + rest[0];
 }
 
-/* rank = greatest or sum, over the heads, of the softmax over the partitions. */
+/* rank = greatest or sum, over the heads, of the softmax over the partitions (and the known mass). */
 static void rank_probabilities(struct select_state *s)
 {
     uint32_t group = s->a->group, stride = s->n + V16;

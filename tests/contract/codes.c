@@ -500,6 +500,168 @@ static void a_prefix_fixes_its_directions(void)
     rig_close(b);
 }
 
+/* ---- estimates ---- */
+
+/* One row by plan: the sinks, every third page behind them estimated, and a tail. */
+struct plan {
+    const struct rig *r;
+    struct run x;
+    struct plan_row row;
+    uint32_t *pages, *n_pages, *estimates, *n_estimates, n;
+    float *out;
+};
+
+static struct plan attend(const struct rig *r)
+{
+    uint32_t heads = r->s.kv_heads, n_segments = r->s.segments - 1;
+    struct plan p = {.r = r, .x = score(r, 1.5f, 0)};
+    p.row = (struct plan_row){.pos = n_segments * SEGMENT_ROWS + 69,
+                              .n_segments = n_segments,
+                              .records = r->numbers,
+                              .blocks = r->blocks,
+                              .top_p = 1};
+    uint32_t sinks = rig_sink_rows(r) / r->s.rows, cap = n_segments * r->desc.parts;
+    p.pages = mem_alloc(heads * sinks * sizeof *p.pages);
+    p.n_pages = mem_alloc(heads * sizeof *p.n_pages);
+    p.estimates = mem_alloc((size_t)heads * cap * sizeof *p.estimates);
+    p.n_estimates = mem_alloc(heads * sizeof *p.n_estimates);
+    p.out = mem_alloc((size_t)heads * GROUP * r->s.dim * sizeof *p.out);
+    for (uint32_t h = 0; h < heads; h++) {
+        p.n_pages[h] = sinks;
+        for (uint32_t i = 0; i < sinks; i++)
+            p.pages[h * sinks + i] = r->blocks[i];
+        for (p.n = 0; sinks + p.n * 3 < cap; p.n++)
+            p.estimates[h * cap + p.n] = sinks + p.n * 3;
+        p.n_estimates[h] = p.n;
+    }
+    struct attend_plans plans = {.desc = r->desc,
+                                 .rows = &p.row,
+                                 .n_rows = 1,
+                                 .page_cap = sinks,
+                                 .estimate_cap = cap,
+                                 .stride = p.x.stride,
+                                 .pages = p.pages,
+                                 .n_pages = p.n_pages,
+                                 .estimates = p.estimates,
+                                 .n_estimates = p.n_estimates,
+                                 .scores = p.x.scores};
+    struct batch_seq seq = {
+        .n_rows = 1, .first_pos = p.row.pos, .blocks = {r->blocks}, .planned = true};
+    struct attend_args a = {.kv = &r->kv,
+                            .layer = r->s.layers - 1,
+                            .heads = GROUP * heads,
+                            .seqs = &seq,
+                            .n_seqs = 1,
+                            .scale = (float)p.x.scale,
+                            .qkv = p.x.qkv,
+                            .plans = &plans,
+                            .n_plans = 1,
+                            .out = p.out};
+    r->be->ops->attend(r->be, &a);
+    return p;
+}
+
+static void drop(struct plan *p)
+{
+    done(&p->x);
+    mem_free(p->pages);
+    mem_free(p->n_pages);
+    mem_free(p->estimates);
+    mem_free(p->n_estimates);
+    mem_free(p->out);
+}
+
+/* What one query head must get, with codes of V and with its mean alone. */
+static void refer(const struct plan *p, uint32_t lane, uint32_t h, double *want, double *plain)
+{
+    const struct rig *r = p->r;
+    uint32_t dim = r->s.dim, rows = r->s.rows, head = lane % r->s.kv_heads * GROUP + h;
+    const float *q = p->x.qkv + (size_t)head * dim,
+                *scores = p->x.scores + (size_t)head * p->x.stride;
+    double *keys = rig_keys(r, r->blocks, lane, false),
+           *values = rig_keys(r, r->blocks, lane, true);
+    double total = 0, delta[MAX_DIM];
+    memset(want, 0, dim * sizeof *want);
+    memset(plain, 0, dim * sizeof *plain);
+    for (uint32_t pos = 0; pos <= p->row.pos; pos++) {
+        if (pos >= rig_sink_rows(r) && pos < p->row.n_segments * SEGMENT_ROWS)
+            continue;
+        double x = 0;
+        for (uint32_t c = 0; c < dim; c++)
+            x += (double)q[c] * keys[(size_t)pos * dim + c] * p->x.scale;
+        total += exp(x);
+        for (uint32_t c = 0; c < dim; c++) {
+            want[c] += exp(x) * values[(size_t)pos * dim + c];
+            plain[c] += exp(x) * values[(size_t)pos * dim + c];
+        }
+    }
+    for (uint32_t e = 0; e < p->n; e++) {
+        uint32_t part = p->estimates[e];
+        struct reader d = reader_of(r, part / r->desc.parts, lane);
+        double w = exp((double)scores[part]), x[32], all;
+        part %= r->desc.parts;
+        for (uint32_t i = 0; i < rows; i++) {
+            k_offset(&d, part * rows + i, delta);
+            x[i] = 0;
+            for (uint32_t c = 0; c < dim; c++)
+                x[i] += (double)q[c] * delta[c] * p->x.scale;
+        }
+        all = log_sum(x, rows);
+        total += w;
+        for (uint32_t c = 0; c < dim; c++) {
+            want[c] += w * v_mean(&d, part, c);
+            plain[c] += w * v_mean(&d, part, c);
+        }
+        for (uint32_t i = 0; i < rows; i++) {
+            v_offset(&d, part * rows + i, delta);
+            for (uint32_t c = 0; c < dim; c++)
+                want[c] += w * exp(x[i] - all) * delta[c];
+        }
+    }
+    for (uint32_t c = 0; c < dim; c++) {
+        want[c] /= total;
+        plain[c] /= total;
+    }
+    mem_free(keys);
+    mem_free(values);
+}
+
+static void estimates_add_what_rows_are_beside_the_mean(void)
+{
+    static const struct rig_shape shapes[] = {
+        {8, 1, 2, 64, 3}, {16, 1, 1, 128, 2}, {8, 1, 1, 20, 2}};
+    for (uint32_t s = 0; s < ARRAY_LEN(shapes); s++)
+        for (uint32_t isa = 0; isa < ARRAY_LEN(rig_isas); isa++) {
+            struct rig *r = sealed(rig_isas[isa], 1, shapes[s]);
+            struct rig *three = sealed(rig_isas[isa], 3, shapes[s]);
+            if (r == NULL) {
+                tap_skip("estimates", rig_isas[isa]);
+                continue;
+            }
+            struct plan p = attend(r), q = attend(three);
+            uint32_t dim = r->s.dim, lane = r->s.kv_heads - 1;
+            double off = 0, effect = 0, want[MAX_DIM], plain[MAX_DIM];
+            for (uint32_t h = 0; h < GROUP; h++) {
+                refer(&p, lane, h, want, plain);
+                for (uint32_t c = 0; c < dim; c++) {
+                    double d = (double)p.out[(lane * GROUP + h) * dim + c] - want[c];
+                    off += d * d;
+                    effect += (want[c] - plain[c]) * (want[c] - plain[c]);
+                }
+            }
+            ok(off < 0.03 * 0.03 * effect,
+               "%s, R = %u, %u numbers: what codes of V add is that of float64 within 3 %%",
+               rig_isas[isa], r->s.rows, dim);
+            ok(memcmp(p.out, q.out, (size_t)r->s.kv_heads * GROUP * dim * sizeof(float)) == 0,
+               "and the same for 3 threads");
+            printf("#   off by %.4f of it\n", sqrt(off / effect));
+            drop(&p);
+            drop(&q);
+            rig_close(r);
+            rig_close(three);
+        }
+}
+
 int main(void)
 {
     codes_keep_what_matters_of_rows();
@@ -508,5 +670,6 @@ int main(void)
     a_needle_is_found_among_its_page();
     segments_without_shape_are_safe();
     a_prefix_fixes_its_directions();
+    estimates_add_what_rows_are_beside_the_mean();
     return tap_done();
 }

@@ -107,7 +107,7 @@ static void values_are_read_from_text(void)
     struct sparse_choice c = choice("wave"), before = c;
     says(sparse_choice_set(&c, "outlier", "1"),
          "unknown option \"outlier\" of plug-in wave, which has outliers, estimate, balance, "
-         "coarse_group, coarse_open, reduce, codes");
+         "coarse_group, coarse_open, reduce, codes, known");
     says(sparse_choice_set(&c, "outliers", "3"), "outliers must be a whole number, 0 to 2, got 3");
     says(sparse_choice_set(&c, "outliers", "-1"),
          "outliers must be a whole number, 0 to 2, got -1");
@@ -201,7 +201,8 @@ static void wave_is_what_was_measured_best(void)
                t.digest.order == ORDER_BISECT &&
                t.digest.kind == (r == 8 ? DIGEST_CODES : DIGEST_CENTROID) &&
                t.digest.outliers == 0 && t.digest.values && t.digest.parts == t.parts &&
-               t.estimate == 0.25f && t.reduce == REDUCE_MAX_PROB && t.sinks == (r < 16 ? 16 : r) &&
+               t.estimate == 0.25f && t.reduce == (r == 8 ? REDUCE_SUM_PROB : REDUCE_MAX_PROB) &&
+               t.known_mass == (r == 8) && t.sinks == (r < 16 ? 16 : r) &&
                t.digest.sinks == t.sinks,
            "R = %u: clusters of a page, %s codes, a quarter estimated", r, r == 8 ? "with" : "no");
     }
@@ -224,6 +225,12 @@ static void wave_is_what_was_measured_best(void)
     ok(sparse_choice_set(&c, "codes", "off") == OK && check(&c, 8, &t) == OK &&
            t.digest.kind == DIGEST_CENTROID && t.digest.outliers == 1,
        "without codes an outlier tells the rows of a small page apart");
+    c = choice("wave");
+    ok(sparse_choice_set(&c, "reduce", "mean_raw") == OK && check(&c, 8, &t) == OK &&
+           !t.known_mass && t.reduce == REDUCE_MEAN_RAW,
+       "raw scores know no mass");
+    ok(sparse_choice_set(&c, "known", "on") == OK, "known beside them");
+    says(check(&c, 8, &t), "known must be off with a raw reduce, got on: there are no shares");
     c = choice("wave");
     ok(sparse_choice_set(&c, "balance", "off") == OK && check(&c, 8, &t) == OK &&
            t.map == MAP_GATHER && t.parts == 64 && t.digest.order == ORDER_KMEANS && t.permutes &&

@@ -1,0 +1,93 @@
+/* The mass of sinks and tail, once for every instruction set (vec16.h): logits of 16 rows at a time, a
+ * chain over the channels for each, then one sum of exponentials in the order of positions.
+ *
+ * Bound by memory: head_dim bf16 numbers per row. They are read again by attend of the same layer, from
+ * nearer caches: what is paid here is mostly saved there. Pages lie block_bytes apart, where no
+ * hardware prefetcher looks, so the next one is asked for while this one is read. */
+#include "kernels/cpu/known.h"
+#include "kernels/cpu/vec16.h"
+
+/* A sinks' page of a SPILLED sequence may be in DRAM: on this machine both tiers are memory, and what
+ * is read in place has the bits of a copy. */
+static const uint8_t *page_at(const struct known_lane *l, uint32_t page)
+{
+    const struct kv_memory *kv = l->a->kv;
+    block_id b = l->row->blocks[page];
+    const uint8_t *base = b & BLOCK_IN_DRAM ? kv->dram[LANE_SPARSE] : kv->hbm[LANE_SPARSE];
+    return base + (b & ~BLOCK_IN_DRAM) * kv->geo->block_bytes[LANE_SPARSE] +
+           kv_page_offset(kv->geo, l->a->layer, l->head);
+}
+
+/* Logits of rows [pos, pos + 16) below `end` for n heads; rows beyond are -inf. */
+V16_FN void sixteen(const struct known_lane *l, const float *q, uint32_t pos, uint32_t end,
+                    const uint32_t n, float *out, size_t stride)
+{
+    const struct kv_geometry *g = l->a->kv->geo;
+    uint32_t rows = g->block_rows, page = pos / rows, last = (end - 1) / rows;
+    const uint8_t *a = page_at(l, page) + (size_t)(pos % rows) * 4, *b = a;
+    v16f even[KNOWN_HEADS], odd[KNOWN_HEADS], scale = v16_set1(l->a->scale);
+    if (rows < V16)
+        b = page_at(l, page < last ? page + 1 : page);
+    uint32_t next = (pos + V16) / rows;
+    const uint8_t *ahead = page_at(l, next <= last ? next : page);
+    const uint8_t *ahead_b = page_at(l, next < last ? next + 1 : page);
+    V16_UNROLL for (uint32_t h = 0; h < n; h++) even[h] = odd[h] = v16_zero();
+    for (uint32_t c = 0; c < g->head_dim; c += 2) {
+        size_t at = (size_t)c / 2 * rows * 4;
+        v16i pairs = rows < V16 ? v16i_load_halves(a + at, b + at) : v16i_load(a + at);
+        __builtin_prefetch(ahead + at);
+        if (rows < V16)
+            __builtin_prefetch(ahead_b + at);
+        v16f x = v16_first(pairs), y = v16_second(pairs);
+        V16_UNROLL for (uint32_t h = 0; h < n; h++)
+        {
+            even[h] = v16_fma(x, v16_set1(q[h * g->head_dim + c]), even[h]);
+            odd[h] = v16_fma(y, v16_set1(q[h * g->head_dim + c + 1]), odd[h]);
+        }
+    }
+    v16_mask there = v16_first_lanes(end - pos);
+    V16_UNROLL for (uint32_t h = 0; h < n; h++)
+        v16_store(out + h * stride,
+                  v16_pick(there, v16_mul(v16_add(even[h], odd[h]), scale), v16_set1(-INFINITY)));
+}
+
+/* ln of the sum of exponentials of n logits, a multiple of 16. */
+static float log_of_sum(const float *x, uint32_t n)
+{
+    v16f top = v16_set1(-3e38f), sum = v16_zero();
+    for (uint32_t i = 0; i < n; i += V16)
+        top = v16_max(v16_load(x + i), top);
+    float most = v16_hmax(top), one[V16];
+    for (uint32_t i = 0; i < n; i += V16)
+        sum = v16_add(sum, v16_exp(v16_sub(v16_load(x + i), v16_set1(most))));
+    v16_store(one, v16_log(v16_set1(v16_hsum(sum))));
+    return most + one[0];
+}
+
+V16_FN void heads_of(const struct known_lane *l, uint32_t h0, const uint32_t n)
+{
+    uint32_t begin = l->row->n_segments * SEGMENT_ROWS, end = l->row->pos + 1, at = 0;
+    size_t stride = known_work_floats(l->sink_rows, end - begin) / KNOWN_HEADS;
+    const float *q = l->q + (size_t)h0 * l->a->kv->geo->head_dim;
+    for (uint32_t pos = 0; pos < l->sink_rows; pos += V16, at += V16)
+        sixteen(l, q, pos, l->sink_rows, n, l->work + at, stride);
+    for (uint32_t pos = begin; pos < end; pos += V16, at += V16)
+        sixteen(l, q, pos, end, n, l->work + at, stride);
+    for (uint32_t h = 0; h < n; h++)
+        l->out[h0 + h] = log_of_sum(l->work + h * stride, at);
+}
+
+static void lane(const struct known_lane *l)
+{
+    for (uint32_t h = 0, n; h < l->group; h += n) {
+        n = l->group - h < KNOWN_HEADS ? l->group - h : KNOWN_HEADS;
+        if (n == 4)
+            heads_of(l, h, 4);
+        else if (n == 3)
+            heads_of(l, h, 3);
+        else if (n == 2)
+            heads_of(l, h, 2);
+        else
+            heads_of(l, h, 1);
+    }
+}
