@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { LAYERS = 28, KV_HEADS = 3, GROUP = 3, DIM = 64, FLUSH_BYTES = 128 << 20 };
+enum { LAYERS = 28, KV_HEADS = 3, GROUP = 3, DIM = 64, TAIL = 512, FLUSH_BYTES = 128 << 20 };
 
 struct setting {
     const char *name;
@@ -37,7 +37,7 @@ struct bench {
     block_id *blocks;
     uint32_t *numbers, *pages, *masks, *n_pages, *estimates, *n_estimates;
     uint32_t stride, page_cap, estimate_cap;
-    float *qkv, *scores, *share;
+    float *qkv, *scores, *share, lse[KV_HEADS * GROUP];
     uint8_t *arena;
     struct plan_row row;
 };
@@ -101,9 +101,9 @@ static void setup(struct bench *b, const struct setting *s)
     b->kv.record_lane_bytes = b->be->ops->digest_bytes(&b->geo, &s->desc);
     b->kv.record_bytes = lanes * b->kv.record_lane_bytes;
     b->kv.records = b->be->ops->alloc(b->be, b->segments * b->kv.record_bytes);
-    b->blocks = mem_alloc((size_t)per_segment * b->segments * sizeof *b->blocks);
+    b->blocks = mem_alloc((size_t)per_segment * (b->segments + 1) * sizeof *b->blocks);
     b->numbers = mem_alloc(b->segments * sizeof *b->numbers);
-    for (uint32_t i = 0; i < per_segment * b->segments; i++)
+    for (uint32_t i = 0; i < per_segment * (b->segments + 1); i++)
         b->blocks[i] = i % per_segment;
     for (uint32_t i = 0; i < b->segments; i++)
         b->numbers[i] = i;
@@ -121,7 +121,8 @@ static void setup(struct bench *b, const struct setting *s)
     uint64_t state = 7;
     for (uint32_t i = 0; i < LAYERS * (GROUP + 2) * KV_HEADS * DIM; i++)
         b->qkv[i] = 3 * noise(&state);
-    b->row = (struct plan_row){.n_segments = b->segments,
+    b->row = (struct plan_row){.pos = b->segments * SEGMENT_ROWS + TAIL - 1,
+                               .n_segments = b->segments,
                                .records = b->numbers,
                                .blocks = b->blocks,
                                .budget = s->budget,
@@ -140,8 +141,8 @@ static void teardown(struct bench *b)
         mem_free(held[i]);
 }
 
-/* Milliseconds of the fastest of the segments, all lanes. */
-static double time_seal(struct bench *b)
+/* Milliseconds of the fastest of the segments, all lanes; and of segment 0. */
+static double time_seal(struct bench *b, double *first)
 {
     uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < b->segments; i++) {
@@ -155,12 +156,14 @@ static double time_seal(struct bench *b)
         uint64_t t = now_ns();
         b->be->ops->seal(b->be, &a);
         t = now_ns() - t;
+        if (i == 0)
+            *first = (double)t / 1e6;
         least = t < least ? t : least;
     }
     return (double)least / 1e6;
 }
 
-enum { SCORE = 1, SELECT = 2 };
+enum { SCORE = 1, SELECT = 2, KNOWN = 4 };
 
 static void one_layer(struct bench *b, uint32_t layer, int what)
 {
@@ -188,6 +191,7 @@ static void one_layer(struct bench *b, uint32_t layer, int what)
                             .n_rows = 1,
                             .scores = b->scores,
                             .stride = b->stride,
+                            .known = what & KNOWN ? b->lse : NULL,
                             .page_cap = b->page_cap,
                             .estimate_cap = b->estimate_cap,
                             .pages = b->pages,
@@ -196,8 +200,19 @@ static void one_layer(struct bench *b, uint32_t layer, int what)
                             .n_pages = b->n_pages,
                             .estimates = b->estimates,
                             .n_estimates = b->n_estimates};
+    struct known_args z = {.kv = &b->kv,
+                           .layer = layer,
+                           .heads = GROUP * KV_HEADS,
+                           .sinks = 16,
+                           .rows = &b->row,
+                           .n_rows = 1,
+                           .scale = 0.125f,
+                           .qkv = b->qkv + layer * width,
+                           .lse = b->lse};
     if (what & SCORE)
         b->be->ops->score(b->be, &x);
+    if (what & KNOWN)
+        b->be->ops->known(b->be, &z);
     if (what & SELECT)
         b->be->ops->select(b->be, &y);
 }
@@ -221,15 +236,19 @@ static double time_step(struct bench *b, int runs, int what)
 static void measure(struct bench *b, const struct setting *s, int runs)
 {
     setup(b, s);
-    double seal = time_seal(b), score = time_step(b, runs, SCORE);
-    double select = time_step(b, runs, SELECT), both = time_step(b, runs, SCORE | SELECT);
+    bool codes = s->desc.kind == DIGEST_CODES;
+    double first = 0, seal = time_seal(b, &first), score = time_step(b, runs, SCORE);
+    double known = codes ? time_step(b, runs, KNOWN) : 0;
+    double select = time_step(b, runs, SELECT);
+    double all = time_step(b, runs, SCORE | SELECT | (codes ? KNOWN : 0));
     struct digest_layout l = digest_layout_of(DIM, &s->desc);
-    double keys = s->kind == SCORE_EXACT   ? SEGMENT_ROWS * DIM * 2.0
-                  : s->kind == SCORE_BOUND ? (double)digest_bounds_bytes(DIM, s->desc.parts)
-                                           : (double)(l.kinds * l.vector_bytes);
+    double keys = s->kind == SCORE_EXACT ? SEGMENT_ROWS * DIM * 2.0
+                  : s->kind == SCORE_BOUND
+                      ? (double)digest_bounds_bytes(DIM, s->desc.parts)
+                      : (double)(l.kinds * l.vector_bytes + (codes ? codes_v_words() : 0));
     double read = keys * b->segments * LAYERS * KV_HEADS;
-    printf("%-28s %8.1f %8.1f %10.0f %10.0f %10.0f %8.1f\n", s->name, seal,
-           (double)l.bytes / (SEGMENT_ROWS * DIM * 4.0) * 100, score, select, both,
+    printf("%-28s %8.1f %8.1f %8.1f %8.0f %8.0f %8.0f %8.0f %8.1f\n", s->name, first, seal,
+           (double)l.bytes / (SEGMENT_ROWS * DIM * 4.0) * 100, score, known, select, all,
            read / score / 1e3);
     teardown(b);
 }
@@ -237,6 +256,18 @@ static void measure(struct bench *b, const struct setting *s, int runs)
 int main(int argc, char **argv)
 {
     static const struct setting settings[] = {
+        {.name = "wave, R = 8, codes",
+         .rows = 8,
+         .desc = {ORDER_BISECT, DIGEST_CODES, 128, 0, 16, true},
+         .kind = SCORE_MASS,
+         .budget = 384,
+         .estimate = 0.25f},
+        {.name = "wave, R = 16, codes",
+         .rows = 16,
+         .desc = {ORDER_BISECT, DIGEST_CODES, 64, 0, 16, true},
+         .kind = SCORE_MASS,
+         .budget = 384,
+         .estimate = 0.25f},
         {.name = "wave, R = 8, 1 outlier",
          .rows = 8,
          .desc = {ORDER_BISECT, DIGEST_CENTROID, 128, 1, 16, true},
@@ -297,8 +328,8 @@ int main(int argc, char **argv)
     }
     printf("%s; %u segments, %d lanes, group of %d\n", b->be->ops->describe(b->be), b->segments,
            LAYERS * KV_HEADS, GROUP);
-    printf("%-28s %8s %8s %10s %10s %10s %8s\n", "", "seal ms", "% of KV", "score us", "select us",
-           "both us", "GB/s");
+    printf("%-28s %8s %8s %8s %8s %8s %8s %8s %8s\n", "", "seal 0", "seal ms", "% of KV",
+           "score us", "known", "select", "all", "GB/s");
     for (uint32_t i = 0; i < ARRAY_LEN(settings); i++)
         if (argc <= 5 || atoi(argv[5]) == (int)i + 1)
             measure(b, &settings[i], argc <= 5 ? 12 : 40);
