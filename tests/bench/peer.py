@@ -74,10 +74,27 @@ def serve_llama(path, threads):
         L.llama_free(ctx)
         return rate
 
+    kept = {}
+
+    def decode_kept(length, steps):
+        """Behind a prompt that is computed once, as tests/bench/decode.c does it."""
+        if length not in kept:
+            kept[length] = context(length + steps + 8, 1)
+            for at in range(0, length, 2048):
+                n = min(2048, length - at)
+                feed(kept[length], random_ids(n), range(at, at + n), [0] * n, [0] * (n - 1) + [1])
+        ctx = kept[length]
+        L.llama_memory_seq_rm(L.llama_get_memory(ctx), 0, length, -1)
+        start = time.perf_counter()
+        for k in range(steps):
+            feed(ctx, random_ids(1), [length + k], [0], [1])
+            L.llama_get_logits(ctx)
+        return steps / (time.perf_counter() - start)
+
     print("ready llama-cpp-python", __import__("llama_cpp").__version__, flush=True)
     for line in sys.stdin:
         word, *numbers = line.split()
-        run = {"decode": decode, "prefill": prefill}[word]
+        run = {"decode": decode, "prefill": prefill, "kept": decode_kept}[word]
         print("%.2f" % run(*map(int, numbers)), flush=True)
 
 
@@ -89,10 +106,13 @@ class Side:
             sys.exit("%s did not start" % argv[0])
         self.what = ready[1].strip()
 
-    def ask(self, command):
+    def ask_line(self, command):
         self.child.stdin.write(command + "\n")
         self.child.stdin.flush()
-        return float(self.child.stdout.readline())
+        return self.child.stdout.readline() or sys.exit("%s ended" % self.child.args[0])
+
+    def ask(self, command):
+        return float(self.ask_line(command))
 
     def cpu_s(self):
         with open("/proc/%d/stat" % self.child.pid) as f:
