@@ -149,7 +149,7 @@ demo:
 test:
 	+@$(CALL) tests/run
 bench:
-	+@$(CALL) tests/bench/run
+	+@$(CALL) TEXT='$(TEXT)' tests/bench/run
 quality: $(B)/spind # pieces that this very program measured before are kept in $(B)/quality
 	@$(if $(MODEL),,$(SETUP)/model.sh)
 	$(B)/spind eval quality --out docs --cache $(B)/quality $(if $(MODEL),--model '$(MODEL)') \

@@ -25,7 +25,7 @@ BARS = [  # what, contender, against, bar, aim
     ("SPILLED / RESIDENT", "spilled", "wave", 0.8, 0.95),
     ("same, text fed", "spilled_text", "wave_text", 0.8, 0.95),
 ]
-OPERATIONS = ["linear", "attend", "score", "select", "resolve", "append", "sample", "embed", "rest", "step"]
+OPERATIONS = ["linear", "whole", "planned", "score", "select", "resolve", "append", "sample", "embed", "rest", "step"]
 
 
 def contenders(sides, steps, context):
@@ -86,12 +86,12 @@ def print_ratios(rates):
 
 
 def profiles(sides, steps):
-    """Microseconds of a step by operation."""
+    """Microseconds of a step by operation; attend as `whole` (layers that attend everything) and `planned`."""
     out = {}
     for r in BLOCKS:
         for who in ("dense", "wave", "spilled"):
-            side = sides["decode_%d" % r]
-            out["%s_%d" % (who, r)] = json.loads(side.ask_line("profile %s text %d" % (who, steps)))
+            runs = [json.loads(sides["decode_%d" % r].ask_line("profile %s text %d" % (who, steps))) for _ in range(3)]
+            out["%s_%d" % (who, r)] = {op: statistics.median(p[op] for p in runs) for op in OPERATIONS}
     print("\n%-14s" % "us of a step" + "".join("%9s" % op for op in OPERATIONS))
     for name, p in out.items():
         print("%-14s" % name + "".join("%9.0f" % p[op] for op in OPERATIONS))

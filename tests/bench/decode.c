@@ -70,27 +70,36 @@ static double now_s(void)
 
 /* ---- where the time goes: the backend's operations, with a clock around each ---- */
 
-#define TIMED(X) X(embed) X(linear) X(append) X(score) X(select) X(resolve) X(attend) X(sample)
+#define TIMED(X) X(embed) X(linear) X(append) X(score) X(select) X(resolve) X(sample)
+/* attend, by whether a layer's rows have a plan; the exempt layers of a wave step have none */
+#define SLOTS(X) TIMED(X) X(planned) X(whole)
 
-enum timed {
-#define NAME(op) TIMED_##op,
-    TIMED(NAME)
+enum slot {
+#define NAME(op) SLOT_##op,
+    SLOTS(NAME)
 #undef NAME
-        N_TIMED
+        N_SLOTS
 };
 
 static const struct backend_ops *real_ops;
-static double spent[N_TIMED];
+static double spent[N_SLOTS];
 
 #define WRAP(op)                                                         \
     static void timed_##op(struct backend *b, const struct op##_args *a) \
     {                                                                    \
         double start = now_s();                                          \
         real_ops->op(b, a);                                              \
-        spent[TIMED_##op] += now_s() - start;                            \
+        spent[SLOT_##op] += now_s() - start;                             \
     }
 TIMED(WRAP)
 #undef WRAP
+
+static void timed_attend(struct backend *b, const struct attend_args *a)
+{
+    double start = now_s();
+    real_ops->attend(b, a);
+    spent[a->n_plans > 0 ? SLOT_planned : SLOT_whole] += now_s() - start;
+}
 
 static void time_operations(bool on)
 {
@@ -104,6 +113,7 @@ static void time_operations(bool on)
 #define SET(op) ops.op = timed_##op;
     TIMED(SET)
 #undef SET
+    ops.attend = timed_attend;
 }
 
 /* ---- a step ---- */
@@ -232,10 +242,10 @@ static void print_profile(const struct result *r, uint32_t steps)
 {
     double rest = r->seconds;
     printf("{");
-#define PRINT(op)                                                   \
-    printf("\"" #op "\": %.1f, ", spent[TIMED_##op] * 1e6 / steps); \
-    rest -= spent[TIMED_##op];
-    TIMED(PRINT)
+#define PRINT(op)                                                  \
+    printf("\"" #op "\": %.1f, ", spent[SLOT_##op] * 1e6 / steps); \
+    rest -= spent[SLOT_##op];
+    SLOTS(PRINT)
 #undef PRINT
     printf("\"rest\": %.1f, \"step\": %.1f}\n", rest * 1e6 / steps, r->seconds * 1e6 / steps);
 }
