@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 
 import peer
@@ -42,7 +43,7 @@ def contenders(sides, steps, context):
 
 
 def measure(rows, rounds):
-    rates, missing = {name: [] for name in rows}, {}
+    rates, missing, answers = {name: [] for name in rows}, {}, {}
     for side, command in rows.values():  # computes the prompts
         side.ask_line(command)
     for k in range(rounds):
@@ -53,6 +54,8 @@ def measure(rows, rounds):
             rates[name].append(float(rate))
             if more and float(more[0]) > 0:
                 missing[name] = float(more[0])
+            if more and answers.setdefault(name.replace("spilled", "wave"), more[1]) != more[1]:
+                sys.exit("%s: another answer than RESIDENT, or than in the last round" % name)
         print("round %d: " % (k + 1) + ", ".join("%s %.0f" % (n, r[-1]) for n, r in rates.items()), flush=True)
     return rates, missing
 

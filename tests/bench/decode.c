@@ -4,8 +4,8 @@
  * The engine's path without scheduler and server: cache, plug-in, attention_layer, model_forward and
  * sampling, one sequence. Reads commands on stdin, answers each with a line on stdout, and sleeps in
  * between; tests/bench/peer.py runs it in turn with llama.cpp.
- *     run WHO MODE STEPS       WHO: dense, wave or spilled. Tokens per second, and the share of the
- *                              pages named that the hot set lacked
+ *     run WHO MODE STEPS       WHO: dense, wave or spilled. Tokens per second, the share of the pages
+ *                              named that the hot set lacked, a digest of the tokens sampled
  *     profile WHO MODE STEPS   JSON: microseconds of a step by operation. The clock is read around every
  *                              operation, so a step is a little slower
  * MODE is `greedy` (a token is sampled from what came before, and fed) or `text` (sampled all the same,
@@ -15,6 +15,8 @@
  * CONTEXT: these rows go through the contender's own path, untimed, so that it finds caches, hot set and
  * threads as in the middle of an answer. A SPILLED sequence is restored and spilled again before, so its
  * hot set has never seen what comes. Rows behind CONTEXT are written again by the next run.
+ *
+ * STEPS is a multiple of 32: so often does the cache collect what hot sets counted.
  *
  * usage: decode MODEL.gguf BLOCK_ROWS CONTEXT [TEXT_FILE|- [THREADS [ISA]]]     -: generated prose */
 #include "cache/kv.h"
@@ -33,6 +35,7 @@ enum {
     CHUNK = 512,       /* rows of a prefill step, as llama.cpp's n_ubatch */
     WARM_ROWS = 32,    /* decoded before the clock starts */
     MAX_STEPS = 256,   /* of a run */
+    STEPS_UNIT = 32,   /* COLLECT_STEPS of cache/kv_spill.c */
     EXEMPT_LAYERS = 2, /* configs/default.json: the first layers look everywhere */
     HOT_BUDGETS = 5,   /* hot set of the SPILLED sequence, in budgets: the bar's */
     BYTES_PER_TOKEN = 6,
@@ -205,12 +208,14 @@ static void open_seq(enum who w)
 
 struct result {
     double seconds, missing; /* missing: share of the pages named */
+    uint32_t answer;         /* a digest of the tokens sampled */
 };
 
 static struct result run(enum who w, bool greedy, uint32_t steps)
 {
     struct kv_seq *s = &seqs[w];
     struct kv_counts before, after;
+    struct result r = {0};
     uint32_t fed = 0;
     double start = 0;
     if (!is_open[w])
@@ -229,8 +234,9 @@ static struct result run(enum who w, bool greedy, uint32_t steps)
         if (i <= WARM_ROWS || !greedy)
             fed = text[pos];
         fed = step(s, &fed, pos, 1, w != DENSE);
+        r.answer = (r.answer ^ fed) * 0x01000193u; /* FNV's prime */
     }
-    struct result r = {.seconds = now_s() - start};
+    r.seconds = now_s() - start;
     kv_counts(kv, &after);
     double hits = (double)(after.page_hits - before.page_hits);
     double misses = (double)(after.page_misses - before.page_misses);
@@ -260,7 +266,8 @@ static bool answer(const char *line)
     while (w < N_WHO && strcmp(name, who_names[w]) != 0)
         w++;
     bool profiles = strcmp(verb, "profile") == 0, greedy = strcmp(mode, "greedy") == 0;
-    if (w == N_WHO || steps == 0 || steps > MAX_STEPS || (!greedy && strcmp(mode, "text") != 0))
+    if (w == N_WHO || steps == 0 || steps > MAX_STEPS || steps % STEPS_UNIT != 0 ||
+        (!greedy && strcmp(mode, "text") != 0))
         return false;
     if (!profiles && strcmp(verb, "run") != 0)
         return false;
@@ -270,7 +277,7 @@ static bool answer(const char *line)
     if (profiles)
         print_profile(&r, steps);
     else
-        printf("%.2f %.4f\n", steps / r.seconds, r.missing);
+        printf("%.2f %.4f %08x\n", steps / r.seconds, r.missing, r.answer);
     return true;
 }
 
