@@ -26,7 +26,7 @@ BARS = [  # what, contender, against, bar, aim
     ("SPILLED / RESIDENT", "spilled", "wave", 0.8, 0.95),
     ("same, text fed", "spilled_text", "wave_text", 0.8, 0.95),
 ]
-OPERATIONS = ["linear", "whole", "planned", "score", "select", "resolve", "append", "sample", "embed", "rest", "step"]
+OPERATIONS = ["linear", "whole", "planned", "score", "known", "select", "resolve", "append", "sample", "embed", "rest", "step"]
 
 
 def contenders(sides, steps, context):

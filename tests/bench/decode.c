@@ -73,7 +73,7 @@ static double now_s(void)
 
 /* ---- where the time goes: the backend's operations, with a clock around each ---- */
 
-#define TIMED(X) X(embed) X(linear) X(append) X(score) X(select) X(resolve) X(sample)
+#define TIMED(X) X(embed) X(linear) X(append) X(score) X(known) X(select) X(resolve) X(sample)
 /* attend, by whether a layer's rows have a plan; the exempt layers of a wave step have none */
 #define SLOTS(X) TIMED(X) X(planned) X(whole)
 
@@ -175,7 +175,8 @@ static void seal_due(struct kv_seq *s, uint32_t pos)
         struct kv_seal seal;
         must(kv_seq_seal_begin(kv, s, text, &seal));
         if (!seal.found)
-            attention_seal(at, wave, seal.segment, seal.record, seal.from, seal.to);
+            attention_seal(at, wave, seal.segment, seal.record,
+                           seal.segment > 0 ? s->records[0] : seal.record, seal.from, seal.to);
         kv_seq_seal_end(kv, s, &seal);
     }
 }
