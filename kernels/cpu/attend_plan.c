@@ -145,6 +145,19 @@ static void plan_tasks(struct attend_call *c)
                 plan_tile(c, i, h, t * ATTEND_ROWS);
 }
 
+/* Items of all tasks' splits of estimates, or of all others. Estimates go first: one may be the
+ * heaviest item of all, and a worker that took it last would be waited for. */
+static size_t add_splits(struct attend_scratch *s, size_t n, bool estimates)
+{
+    for (uint32_t t = 0; t < s->n_tasks; t++) {
+        const struct attend_task *k = &s->tasks[t];
+        uint32_t exact = k->n_splits - splits_of(k->stretch[STRETCH_ESTIMATES]);
+        for (uint32_t i = estimates ? exact : 0; i < (estimates ? k->n_splits : exact); i++)
+            s->items[n++] = (struct attend_item){t, i};
+    }
+    return n;
+}
+
 static void plan_items(struct attend_call *c)
 {
     struct attend_scratch *s = c->s;
@@ -156,16 +169,17 @@ static void plan_items(struct attend_call *c)
     if (!s->by_split)
         s->n_items = s->n_tasks;
     s->items = grow(s->items, &s->max_items, s->n_items, sizeof *s->items);
-    size_t n = 0;
     for (uint32_t t = 0; t < s->n_tasks; t++) {
         struct attend_task *k = &s->tasks[t];
         atomic_init(&k->splits_left, k->n_splits);
         k->partial = floats;
         if (s->by_split)
             floats += k->n_splits * attend_partial_floats(c, k->n_rows);
-        for (uint32_t i = 0; i < (s->by_split ? k->n_splits : 1); i++)
-            s->items[n++] = (struct attend_item){t, i};
+        else
+            s->items[t] = (struct attend_item){t, 0};
     }
+    if (s->by_split)
+        add_splits(s, add_splits(s, 0, true), false);
     s->floats = grow(s->floats, &s->max_floats, floats, sizeof *s->floats);
 }
 
