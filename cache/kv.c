@@ -69,10 +69,10 @@ static status check_config(const struct kv_config *cfg)
  * exception: there most blocks of a sequence have no place. */
 static uint32_t count_blocks(const struct kv *kv)
 {
-    enum { BEYOND_RING = 64, MOST = 1 << 22 };
+    enum { MOST = 1 << 22 };
     uint64_t n = (uint64_t)kv->cfg.blocks[kv->main][KV_HBM] + kv->cfg.blocks[kv->main][KV_DRAM];
     if (kv->main == LANE_STREAM)
-        n = n * BEYOND_RING < MOST ? n * BEYOND_RING : MOST;
+        n = n * KV_STREAM_REACH < MOST ? n * KV_STREAM_REACH : MOST;
     return (uint32_t)n;
 }
 

@@ -37,6 +37,9 @@ struct kv;
 
 enum kv_tier { KV_HBM, KV_DRAM };
 
+/* In STREAM lanes alone most blocks of a sequence have no place: there are so many for each. */
+enum { KV_STREAM_REACH = 64 };
+
 struct kv_config {
     struct kv_geometry geo;           /* geo.lanes is copied */
     uint32_t blocks[LANE_CLASSES][2]; /* units of each arena, by class and tier */

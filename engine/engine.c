@@ -183,7 +183,7 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
         .vocab = mi->shape.vocab,
         .max_model_len = plan->max_model_len,
         .block_rows = e->cfg.block_rows,
-        .max_num_seqs = e->cfg.max_num_seqs,
+        .max_num_seqs = plan->max_num_seqs,
         .max_batched_tokens = e->cfg.max_batched_tokens,
         .kv_blocks = {plan->blocks[main][KV_HBM], plan->blocks[main][KV_DRAM]},
         .kv_block_bytes = unit[LANE_SPARSE] + unit[LANE_DENSE] + unit[LANE_STREAM],
@@ -256,7 +256,7 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
     size_t submit = (size_t)plan.max_model_len * 4 * 4 + MIN_SUBMIT_BYTES;
     TRY(mailbox_create(&e->mail, submit, events, wake, arg));
     e->report.mail = e->mail;
-    sched_init(&e->sched, e->kv, e->at, e->cfg.max_num_seqs, e->cfg.max_batched_tokens,
+    sched_init(&e->sched, e->kv, e->at, plan.max_num_seqs, e->cfg.max_batched_tokens,
                e->cfg.prefix_caching);
     e->sched.headroom = e->cfg.transfer_headroom;
     e->sched.fetch_us = plan.blocks[LANE_SPARSE][KV_DRAM] > 0 ? time_copies(e) : 0;

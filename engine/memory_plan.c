@@ -50,31 +50,67 @@ static double gib(uint64_t bytes)
     return (double)bytes / 1073741824.0;
 }
 
+/* ---- rings of STREAM lanes ---- */
+
+/* Blocks that a sequence has in its ring: always, and for the rows of the step that it is in. */
+struct ring {
+    uint64_t window, chunk; /* together never more than a sequence has */
+};
+
+static struct ring ring_of(const struct engine_config *cfg, const struct kv_geometry *geo,
+                           uint64_t per_seq)
+{
+    enum { WINDOW_STEP = 64 };
+    uint32_t r = geo->block_rows;
+    uint64_t window = ((uint64_t)geo->stream_sinks + r - 1) / r +
+                      ((uint64_t)geo->stream_recent + WINDOW_STEP) / r + 2;
+    window = min_u64(window, per_seq);
+    return (struct ring){window, min_u64(cfg->max_batched_tokens / r + 1, per_seq - window)};
+}
+
+/* Two chunks: who is passed over in a step still has the rows of the one before. And as much again for
+ * what hits need, and for copies of segments that others read. */
+static uint64_t ring_blocks(const struct engine_config *cfg, const struct kv_geometry *geo,
+                            uint64_t per_seq)
+{
+    struct ring ring = ring_of(cfg, geo, per_seq);
+    uint64_t n = 2 * (ring.window * cfg->max_num_seqs + 2 * ring.chunk);
+    uint64_t all = per_seq * cfg->max_num_seqs;
+    if (geo->block_bytes[LANE_SPARSE] + geo->block_bytes[LANE_DENSE] == 0)
+        n = n > all / KV_STREAM_REACH ? n : all / KV_STREAM_REACH + 1;
+    return min_u64(n, all);
+}
+
+/* How many rings so many blocks are: one at least, which may then run alone. */
+static uint32_t rings_in(const struct engine_config *cfg, const struct kv_geometry *geo,
+                         uint64_t per_seq, uint64_t blocks)
+{
+    struct ring ring = ring_of(cfg, geo, per_seq);
+    uint64_t n = blocks > 2 * ring.chunk ? (blocks - 2 * ring.chunk) / ring.window : 0;
+    if (blocks >= per_seq * cfg->max_num_seqs)
+        n = cfg->max_num_seqs;
+    return (uint32_t)min_u64(n > 1 ? n : 1, cfg->max_num_seqs);
+}
+
 /* Bytes of each tier as asked, or chosen. */
 struct wish {
     uint64_t hbm, dram;
 };
 
+/* What every sequence at full length would take: of STREAM lanes, its ring. */
 static struct wish choose_bytes(const struct engine_config *cfg, const struct kv_geometry *geo,
-                                uint64_t all_blocks, uint64_t available)
+                                uint64_t per_seq, uint64_t available)
 {
-    uint64_t per_block = geo->block_bytes[LANE_SPARSE] + geo->block_bytes[LANE_DENSE] +
-                         geo->block_bytes[LANE_STREAM];
+    const size_t *unit = geo->block_bytes;
+    uint64_t all = per_seq * cfg->max_num_seqs * (unit[LANE_SPARSE] + unit[LANE_DENSE]);
+    if (unit[LANE_STREAM] > 0)
+        all += ring_blocks(cfg, geo, per_seq) * unit[LANE_STREAM];
     struct wish w = {cfg->kv_hbm_bytes, cfg->kv_dram_bytes};
     if (w.hbm == 0)
-        w.hbm = available == 0 ? all_blocks * per_block
-                               : min_u64(all_blocks * per_block, available / 4);
+        w.hbm = available == 0 ? all : min_u64(all, available / 4);
     if (w.dram == ENGINE_KV_AUTO)
-        w.dram = available == 0 ? 0 : min_u64(all_blocks * per_block, available / 8);
+        w.dram = available == 0 ? 0 : min_u64(all, available / 8);
     return w;
-}
-
-/* Blocks of a sequence's ring: sinks, the window, and the rows of one step. */
-static uint64_t ring_blocks(const struct engine_config *cfg, const struct kv_geometry *geo)
-{
-    enum { WINDOW_STEP = 64 };
-    uint64_t rows = (uint64_t)geo->stream_recent + WINDOW_STEP + cfg->max_batched_tokens;
-    return (geo->stream_sinks + rows) / geo->block_rows + 3;
 }
 
 /* HBM blocks of SPARSE lanes that a long sequence cannot do without: tail and selected pages. */
@@ -122,13 +158,19 @@ static void divide(struct memory_plan *p, const struct engine_config *cfg, const
                    uint64_t per_seq)
 {
     const size_t *unit = p->geo.block_bytes;
-    uint64_t hbm = w->hbm, ring = 0, all_blocks = per_seq * cfg->max_num_seqs;
+    uint64_t hbm = w->hbm, ring = 0;
+    p->max_num_seqs = cfg->max_num_seqs;
     if (unit[LANE_STREAM] > 0) {
-        ring = min_u64(ring_blocks(cfg, &p->geo) * cfg->max_num_seqs * 2, all_blocks);
-        bool alone = unit[LANE_SPARSE] + unit[LANE_DENSE] == 0;
-        ring = min_u64(ring, (alone ? hbm : hbm / 4) / unit[LANE_STREAM]);
+        struct ring one = ring_of(cfg, &p->geo, per_seq);
+        uint64_t others = per_seq * cfg->max_num_seqs * (unit[LANE_SPARSE] + unit[LANE_DENSE]);
+        uint64_t most = hbm / 4 + others < hbm ? hbm - others : hbm / 4;
+        ring = min_u64(ring_blocks(cfg, &p->geo, per_seq), most / unit[LANE_STREAM]);
+        /* With less not even one sequence can run. */
+        ring = ring > one.window + one.chunk ? ring : one.window + one.chunk;
+        ring = min_u64(ring, hbm / unit[LANE_STREAM]);
         hbm -= ring * unit[LANE_STREAM];
         p->blocks[LANE_STREAM][KV_HBM] = (uint32_t)ring;
+        p->max_num_seqs = rings_in(cfg, &p->geo, per_seq, ring);
     }
     /* What is paused takes its parts of every class along. */
     size_t down = unit[LANE_SPARSE] + unit[LANE_DENSE];
@@ -168,6 +210,9 @@ static uint64_t longest_blocks(const struct memory_plan *p)
     }
     if (unit[LANE_DENSE] > 0)
         n = min_u64(n, p->blocks[LANE_DENSE][KV_HBM]);
+    if (unit[LANE_SPARSE] + unit[LANE_DENSE] == 0)
+        n = (uint64_t)KV_STREAM_REACH *
+            ((uint64_t)p->blocks[LANE_STREAM][KV_HBM] + p->blocks[LANE_STREAM][KV_DRAM]);
     return n;
 }
 
@@ -190,6 +235,24 @@ static status check_bytes(const struct memory_plan *p, const struct wish *w, uin
     return OK;
 }
 
+/* Rings beside nothing are cheap; but one must be there whole. */
+static status check_rings(const struct memory_plan *p, const struct engine_config *cfg,
+                          uint64_t per_seq)
+{
+    size_t unit = p->geo.block_bytes[LANE_STREAM];
+    struct ring one = ring_of(cfg, &p->geo, per_seq);
+    if (unit > 0 && p->blocks[LANE_STREAM][KV_HBM] < one.window + one.chunk)
+        return err(ERR_MEMORY,
+                   "one sequence needs %llu bytes of STREAM lanes, --kv-hbm gives %llu: raise "
+                   "--kv-hbm or lower --max-num-batched-tokens or --head-policy-recent",
+                   (unsigned long long)((one.window + one.chunk) * unit),
+                   (unsigned long long)p->blocks[LANE_STREAM][KV_HBM] * unit);
+    if (p->max_num_seqs < cfg->max_num_seqs)
+        log_line(LOG_WARN, "max_num_seqs cut from %u to %u: the STREAM lanes have room for no more",
+                 cfg->max_num_seqs, p->max_num_seqs);
+    return OK;
+}
+
 static status check_length(struct memory_plan *p, const struct engine_config *cfg,
                            uint32_t model_len)
 {
@@ -199,6 +262,7 @@ static status check_length(struct memory_plan *p, const struct engine_config *cf
     if (p->max_model_len == model_len)
         return OK;
     uint64_t per_block = p->geo.block_bytes[LANE_SPARSE] + p->geo.block_bytes[LANE_DENSE];
+    per_block = per_block > 0 ? per_block : p->geo.block_bytes[LANE_STREAM] / KV_STREAM_REACH;
     if (cfg->max_model_len != 0)
         return err(ERR_MEMORY,
                    "--max-model-len %u needs %.2f GiB of KV, --kv-hbm gives %.2f GiB: raise "
@@ -215,11 +279,12 @@ status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         uint64_t available_bytes)
 {
     uint64_t per_seq = ((uint64_t)model_len + geo->block_rows - 1) / geo->block_rows;
-    struct wish w = choose_bytes(cfg, geo, per_seq * cfg->max_num_seqs, available_bytes);
+    struct wish w = choose_bytes(cfg, geo, per_seq, available_bytes);
     *p = (struct memory_plan){
         .geo = *geo, .record_lane_bytes = record_lane_bytes, .spills = cfg->sparse.plugin != 0};
     divide(p, cfg, &w, per_seq);
     add_up(p);
+    TRY(check_rings(p, cfg, per_seq));
     TRY(check_bytes(p, &w, available_bytes));
     return check_length(p, cfg, model_len);
 }
@@ -243,6 +308,24 @@ static void tell_class(const struct memory_plan *p, enum lane_class c, const cha
     line(arg, text);
 }
 
+/* What a head policy saves: its lanes keep so many rows of a sequence at full length. */
+static void tell_saving(const struct memory_plan *p, void (*line)(void *arg, const char *text),
+                        void *arg)
+{
+    char text[256];
+    const struct kv_geometry *g = &p->geo;
+    uint64_t rows = p->max_model_len, row = g->page_bytes / g->block_rows;
+    uint64_t kept = min_u64((uint64_t)g->stream_sinks + g->stream_recent + 64, rows);
+    uint64_t others = (uint64_t)g->n_lanes[LANE_SPARSE] + g->n_lanes[LANE_DENSE];
+    uint64_t all = (others + g->n_lanes[LANE_STREAM]) * rows * row;
+    uint64_t now = (others * rows + g->n_lanes[LANE_STREAM] * kept) * row;
+    snprintf(
+        text, sizeof text,
+        "a sequence of %u tokens takes %.1f MiB of KV; %.1f MiB if all its lanes kept every row",
+        p->max_model_len, (double)now / 1048576, (double)all / 1048576);
+    line(arg, text);
+}
+
 void memory_plan_tell(const struct memory_plan *p, void (*line)(void *arg, const char *text),
                       void *arg)
 {
@@ -252,6 +335,8 @@ void memory_plan_tell(const struct memory_plan *p, void (*line)(void *arg, const
     tell_class(p, LANE_SPARSE, split ? "KV cache, SPARSE lanes" : "KV cache", line, arg);
     tell_class(p, LANE_DENSE, "KV cache, DENSE lanes (exempt from selection)", line, arg);
     tell_class(p, LANE_STREAM, "KV cache, STREAM lanes (sinks and recent rows)", line, arg);
+    if (g->block_bytes[LANE_STREAM] > 0)
+        tell_saving(p, line, arg);
     if (p->n_records > 0) {
         snprintf(text, sizeof text,
                  "digests: room for %u segments of %u positions, %.1f KiB each, %.2f GiB (touched "

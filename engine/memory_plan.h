@@ -4,7 +4,8 @@
  *   SPARSE  HBM and DRAM; where DRAM holds sequences, HBM needs their tails and hot sets only
  *   DENSE   HBM for every position of whoever runs, since such lanes never spill; DRAM as well, for
  *           sequences that are paused
- *   STREAM  a ring per sequence that runs, and as much again for what the prefix cache keeps
+ *   STREAM  a ring per sequence that runs, and as much again for what the prefix cache keeps; room
+ *           for one at least, and no more sequences run than have room: then none waits for a ring
  *   records beside --kv-hbm: digests and row -> position maps of every segment that can be stored */
 #ifndef ENGINE_MEMORY_PLAN_H
 #define ENGINE_MEMORY_PLAN_H
@@ -18,6 +19,7 @@ struct memory_plan {
     uint32_t n_records;               /* digest records: of every segment that can be stored */
     size_t record_lane_bytes;
     bool spills;                                  /* sequences that do not choose attend by plan */
+    uint32_t max_num_seqs;                        /* what was asked, cut to the rings there are */
     uint32_t max_model_len;                       /* what was asked, cut to what the tiers hold */
     uint64_t hbm_bytes, dram_bytes, record_bytes; /* of the arenas and records in all */
 };

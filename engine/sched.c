@@ -324,8 +324,8 @@ static status seal_due(struct sched *s, struct sequence *q)
 {
     while (q->in != NULL && q->kv.n_segments < kv_segments_due(q->n_computed)) {
         struct kv_seal seal;
-        bool shares =
-            q->n_tokens > q->n_prompt && (q->kv.n_segments + 1) * SEGMENT_ROWS <= q->n_prompt;
+        bool shares = !q->is_private && q->n_tokens > q->n_prompt &&
+                      (q->kv.n_segments + 1) * SEGMENT_ROWS <= q->n_prompt;
         TRY(kv_seq_seal_begin(s->kv, &q->kv, shares ? q->tokens : NULL, &seal));
         if (!seal.found)
             attention_seal(s->at, q->in, seal.segment, seal.record,
