@@ -10,6 +10,7 @@ from _spind import MODEL, PATIENCE, ask, chat, complete, metrics, mock, real, se
 
 PLUGINS = os.path.join(BUILD, "tests", "plugin")
 SIGNS = os.path.join(PLUGINS, "signs.so")
+LAYERS, KV_HEADS = 30, 3  # of the mock
 KNOWN = "dense, oracle, quest, wave"
 
 
@@ -88,6 +89,22 @@ def no_lane_needs_to_be_sparse():
         equal(server.stop(), 0, "and the daemon ends well")
 
 
+def a_head_policy_serves(folder):
+    """The mock checks that every page which rows attend holds what was written; hits end where segments end."""
+    razor = os.path.join(folder, "razor.json")
+    with open(razor, "w") as f:
+        json.dump({"format": "spind razor policy, version 1", "layers": LAYERS, "kv_heads": KV_HEADS, "sinks": 16, "recent": 64,
+                   "keep": [[(i + j) % 2 for j in range(KV_HEADS)] for i in range(LAYERS)]}, f)
+    server = mock("--max-model-len", "4096", "--head-policy", "razor", "--head-policy-file", razor)
+    cached = []
+    for _ in range(2):
+        got = complete(server, [65] * 2500, max_tokens=3)
+        cached.append((got.status, (got.json["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0)))
+    equal(cached, [(200, 0), (200, 2048)], "razor: served, and served again from the prefix cache, which ends where a segment does")
+    settles(server, "and nothing is left")
+    equal(server.stop(), 0, "and the daemon ends well")
+
+
 def head_policies_are_checked(folder):
     def start(*args):
         p = subprocess.run([_server.BINARY, "serve", "--device", "cpu", MODEL, "--port", "0", *args], capture_output=True, text=True,
@@ -131,8 +148,9 @@ def main():
     requests_are_checked()
     flags_are_checked()
     no_lane_needs_to_be_sparse()
-    if os.path.exists(MODEL):
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        a_head_policy_serves(folder)
+        if os.path.exists(MODEL):
             head_policies_are_checked(folder)
     a_third_party_is_served()
     done()
