@@ -63,7 +63,7 @@ ALL     := $(wildcard $(addsuffix /*.[ch],$(FOLDERS) kernels/core tests tests/un
 tests-of = $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/$(1)/*.c))
 # Sparse-attention plug-ins as others build them: against a header alone, loaded with --plugin.
 BAD     := symbol abi name taken common preset twice count score
-PLUGINS := $(B)/tests/plugin/signs.so $(BAD:%=$(B)/tests/plugin/bad-%.so)
+PLUGINS := $(B)/tests/plugin/signs.so $(B)/tests/plugin/odd.so $(BAD:%=$(B)/tests/plugin/bad-%.so)
 TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/*.c)) $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
 
 .DEFAULT_GOAL := all

@@ -137,6 +137,10 @@ static struct usage final_usage(const struct call *call)
         u.completion += call->choices[i].n_tokens;
     if (call->all->api->cfg.prompt_tokens_details)
         u.cached = call->n_cached;
+    if (call->planned) {
+        u.plugin = sparse_at(call->r->sparse.plugin)->name;
+        u.budget = call->r->sparse.budget;
+    }
     return u;
 }
 

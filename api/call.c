@@ -480,6 +480,7 @@ static void on_token(struct calls *c, struct choice *ch, const struct msg_token 
         return;
     ch->n_tokens++;
     call->n_light_misses += m->n_light_misses;
+    call->planned |= m->planned;
     observe_token(c, ch);
     bool ends = ends_at(call, m->token);
     struct text_piece p = piece_of(call, m->token);

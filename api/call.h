@@ -69,6 +69,7 @@ struct call {
     uint32_t n_ended;     /* stream: choices whose last event is written */
     uint32_t n_submitted; /* choices are submitted in order of index */
     bool scheduled;       /* one of its sequences has left the engine's queue */
+    bool planned;         /* a token of it attended by plan: usage tells what was chosen */
     bool head_sent;       /* the status line is out: a stream, or an answer in chunks */
     bool cut;             /* the server is cutting the connection: write no more */
     bool waiting;         /* in calls.waiting */

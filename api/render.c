@@ -1,7 +1,9 @@
 /* Answers as JSON (render.h). Key order is that of reference/api.md, byte for byte. */
 #include "api/render.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool is_chat(const struct render *v)
@@ -252,6 +254,36 @@ static void write_reason(struct writer *w, const struct finish *f)
         LIT(w, "null");
 }
 
+/* The shortest number that reads back as this one: 0.05 stays 0.05, and rows stay whole. */
+static void write_budget(struct writer *w, float v)
+{
+    char text[32];
+    if (v > 1 && v == floorf(v)) {
+        write_u64(w, (uint64_t)v);
+        return;
+    }
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)v);
+        if (strtof(text, NULL) == v)
+            break;
+    }
+    write_text(w, text);
+}
+
+/* Nothing degrades silently (DESIGN 9): what was chosen, whenever it was used. */
+static void write_sparse(struct writer *w, const struct usage *u)
+{
+    LIT(w, ",\"sparse_details\":{\"plugin\":");
+    write_string(w, u->plugin, strlen(u->plugin));
+    LIT(w, ",\"budget\":");
+    write_budget(w, u->budget);
+    if (u->light_misses > 0) {
+        LIT(w, ",\"estimated_pages\":");
+        write_u64(w, u->light_misses);
+    }
+    LIT(w, "}");
+}
+
 static void write_usage(struct writer *w, const struct usage *u)
 {
     LIT(w, "{\"prompt_tokens\":");
@@ -265,11 +297,8 @@ static void write_usage(struct writer *w, const struct usage *u)
         write_u64(w, u->cached);
         LIT(w, "}");
     }
-    if (u->light_misses > 0) {
-        LIT(w, ",\"sparse_details\":{\"estimated_pages\":");
-        write_u64(w, u->light_misses);
-        LIT(w, "}");
-    }
+    if (u->plugin != NULL)
+        write_sparse(w, u);
     LIT(w, "}");
 }
 

@@ -33,10 +33,13 @@ struct finish {
     uint32_t stop_id;
 };
 
-/* cached: prompt tokens that the prefix cache had; 0: not told to the client. light_misses: pages
- * that were estimated for being absent (--miss-threshold); told when there are any. */
+/* cached: prompt tokens that the prefix cache had; 0: not told to the client. plugin, budget: the sparse
+ * attention that tokens were decoded with, as asked; NULL: all of them attended everything, and nothing
+ * is told. light_misses: pages estimated for being absent (--miss-threshold); told when there are any. */
 struct usage {
     uint64_t prompt, completion, cached, light_misses;
+    const char *plugin;
+    float budget;
 };
 
 /* What one event or one element of "choices" shows. */

@@ -59,8 +59,8 @@ static status read_plugin(struct request_draft *d, const cJSON *v)
     return OK;
 }
 
-/* The server's plug-in attends everything, the request names no other, and wants it sparse. */
-static status without_plugin(struct request_draft *d, const char *name)
+/* The plug-in in force, named or the server's, attends everything, and the request wants it sparse. */
+static status without_plugin(struct request_draft *d, bool named, const char *name)
 {
     char known[256] = "";
     size_t at = 0;
@@ -69,9 +69,8 @@ static status without_plugin(struct request_draft *d, const char *name)
                                sparse_at(i)->name);
     return request_fields_bad(
         d, "invalid_value", param_of(name).text,
-        "sparse.%s has no effect with plug-in %s, the server's; sparse.plugin "
-        "may be one of %s.",
-        name, sparse_at(d->r->sparse.plugin)->name, known);
+        "sparse.%s has no effect with plug-in %s%s; sparse.plugin may be one of %s.", name,
+        sparse_at(d->r->sparse.plugin)->name, named ? "" : ", the server's", known);
 }
 
 static status read_min_context(struct request_draft *d, const cJSON *v)
@@ -131,8 +130,9 @@ static status read_member(struct request_draft *d, bool plugin_given, const cJSO
     const struct sparse_plugin *p = sparse_at(d->r->sparse.plugin);
     if (is_absent(v))
         return OK;
-    if (!plugin_given && p->score == NULL)
-        return without_plugin(d, request_fields_quote(v->string, strlen(v->string)).text);
+    if (p->score == NULL)
+        return without_plugin(d, plugin_given,
+                              request_fields_quote(v->string, strlen(v->string)).text);
     if (sparse_is_common(v->string))
         return read_common(d, v);
     for (uint32_t i = 0; i < p->n_options; i++)

@@ -44,8 +44,12 @@ uint32_t attention_min_slots(const struct sparse_instance *in, const struct kv_g
 
 /* What a sequence keeps from step to step: its name for the recorder and, with a re-selection
  * interval above 1, its last selection. Its content follows from positions alone, so neither chunks
- * nor preemption change which rows select. NULL: no memory. */
+ * nor preemption change which rows select. NULL: no memory, or the sequences that there are keep too
+ * much of ATTENTION_KEPT_BYTES. */
+enum { ATTENTION_KEPT_BYTES = 64 << 20 }; /* of all sequences' last selections together */
 struct attention_seq;
+size_t attention_seq_bytes(const struct sparse_instance *in, const struct kv_geometry *geo,
+                           uint32_t max_positions); /* of its last selection; 0 with interval 1 */
 struct attention_seq *attention_seq_create(struct attention *at, const struct sparse_instance *in,
                                            uint64_t id, uint32_t max_positions);
 void attention_seq_destroy(struct attention *at, struct attention_seq *s); /* NULL is allowed */

@@ -56,17 +56,6 @@ uint32_t attention_estimates(const struct sparse_traits *t, uint32_t n_segments)
 
 /* ---- instances ---- */
 
-static bool same_choice(const struct sparse_choice *a, const struct sparse_choice *b)
-{
-    if (a->plugin != b->plugin || a->interval != b->interval || a->budget != b->budget ||
-        a->top_p != b->top_p || a->miss_threshold != b->miss_threshold)
-        return false;
-    for (uint32_t i = 0; i < sparse_at(a->plugin)->n_options; i++)
-        if (a->values[i] != b->values[i])
-            return false;
-    return true;
-}
-
 /* Sizes of digests follow from options; the process has room for those it was started with. */
 static status describe(const struct attention *at, const struct sparse_choice *c,
                        struct sparse_instance *out)
@@ -74,8 +63,7 @@ static status describe(const struct attention *at, const struct sparse_choice *c
     struct sparse_traits *t = &out->traits;
     TRY(sparse_choice_check(c, at->kv->geo, t));
     out->plugin = sparse_at(c->plugin);
-    if (!t->attends_all && (t->digest.kind != DIGEST_NONE || t->digest.order != ORDER_KEEP))
-        t->digest_bytes = at->be->ops->digest_bytes(at->kv->geo, &t->digest);
+    t->digest_bytes = sparse_digest_bytes(t, at->kv->geo, at->be->ops->digest_bytes);
     out->choice = *c;
     out->layout_id = sparse_layout_id(c, t);
     out->digest_id = sparse_digest_id(c, t);
@@ -91,7 +79,7 @@ const struct sparse_instance *attention_instance(struct attention *at,
                                                  const struct sparse_choice *c)
 {
     for (struct instance *in = at->instances; in != NULL; in = in->next) {
-        if (same_choice(&in->pub.choice, c)) {
+        if (sparse_choice_equal(&in->pub.choice, c)) {
             in->refs++;
             return &in->pub;
         }
@@ -127,13 +115,35 @@ void attention_release(struct attention *at, const struct sparse_instance *in)
 
 /* ---- what a sequence keeps ---- */
 
+/* The lists that a sequence of so many positions keeps; no memory yet. */
+static struct attention_seq keep_size(const struct sparse_instance *in, const struct kv_geometry *g,
+                                      uint32_t max_positions)
+{
+    struct attention_seq s = {0};
+    if (in->choice.interval <= 1 || in->traits.attends_all)
+        return s;
+    s.n_lists = g->layers * g->kv_heads;
+    s.page_cap = max_u32(attention_min_slots(in, g, max_positions), 1);
+    s.estimate_cap = attention_estimates(&in->traits, segments_due(max_positions));
+    s.bytes = ((size_t)s.n_lists * (3 * (size_t)s.page_cap + s.estimate_cap + 2)) * 4;
+    return s;
+}
+
+size_t attention_seq_bytes(const struct sparse_instance *in, const struct kv_geometry *geo,
+                           uint32_t max_positions)
+{
+    return keep_size(in, geo, max_positions).bytes;
+}
+
 static bool keep_alloc(struct attention *at, struct attention_seq *s)
 {
     size_t lists = s->n_lists, pages = lists * s->page_cap, estimates = lists * s->estimate_cap;
-    s->bytes = (3 * pages + estimates + 2 * lists) * 4;
+    if (s->bytes > ATTENTION_KEPT_BYTES - at->kept_bytes)
+        return false;
     uint32_t *p = at->be->ops->alloc(at->be, s->bytes);
     if (p == NULL)
         return false;
+    at->kept_bytes += s->bytes;
     s->pages = p;
     s->masks = p + pages;
     s->share = (float *)(p + 2 * pages);
@@ -146,17 +156,12 @@ static bool keep_alloc(struct attention *at, struct attention_seq *s)
 struct attention_seq *attention_seq_create(struct attention *at, const struct sparse_instance *in,
                                            uint64_t id, uint32_t max_positions)
 {
-    const struct kv_geometry *g = at->kv->geo;
     struct attention_seq *s = mem_try_alloc(sizeof *s);
     if (s == NULL)
         return NULL;
+    *s = keep_size(in, at->kv->geo, max_positions);
     s->id = id;
-    if (in->choice.interval <= 1 || in->traits.attends_all)
-        return s;
-    s->n_lists = g->layers * g->kv_heads;
-    s->page_cap = max_u32(attention_min_slots(in, g, max_positions), 1);
-    s->estimate_cap = attention_estimates(&in->traits, segments_due(max_positions));
-    if (keep_alloc(at, s))
+    if (s->bytes == 0 || keep_alloc(at, s))
         return s;
     mem_free(s);
     return NULL;
@@ -166,8 +171,10 @@ void attention_seq_destroy(struct attention *at, struct attention_seq *s)
 {
     if (s == NULL)
         return;
-    if (s->pages != NULL)
+    if (s->pages != NULL) {
         at->be->ops->free(at->be, s->pages, s->bytes);
+        at->kept_bytes -= s->bytes;
+    }
     mem_free(s);
 }
 

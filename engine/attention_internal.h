@@ -71,6 +71,7 @@ struct attention {
     uint32_t n_seqs, max_seqs;
     void *buffer; /* backend memory, shared by the tiles one after the other */
     size_t buffer_bytes;
+    size_t kept_bytes; /* of all attention_seqs: at most ATTENTION_KEPT_BYTES */
 };
 
 static inline uint32_t min_u32(uint32_t a, uint32_t b)

@@ -58,13 +58,6 @@ struct sparse_choice catalog_dense(void)
     return sparse_choice_make(DENSE, 1);
 }
 
-size_t catalog_digest_bytes(const struct catalog *c, const struct sparse_traits *t)
-{
-    if (t->attends_all || (t->digest.kind == DIGEST_NONE && t->digest.order == ORDER_KEEP))
-        return t->digest_bytes;
-    return c->digest_bytes(&c->geo, &t->digest);
-}
-
 status catalog_check(const struct catalog *c, const struct sparse_choice *choice)
 {
     struct sparse_traits t;
@@ -72,7 +65,7 @@ status catalog_check(const struct catalog *c, const struct sparse_choice *choice
     const char *name = sparse_at(choice->plugin)->name;
     if (!t.attends_all && c->digest_bytes == NULL)
         return err(ERR_ARG, "plug-in %s cannot run on device %s: only dense can", name, c->device);
-    size_t bytes = catalog_digest_bytes(c, &t);
+    size_t bytes = sparse_digest_bytes(&t, &c->geo, c->digest_bytes);
     if (bytes > c->record_lane_bytes)
         return err(ERR_ARG,
                    "the digests of plug-in %s with these options take %zu bytes per lane and "
@@ -95,7 +88,9 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
         struct sparse_choice made = i < sparse_count() ? sparse_choice_make(i, 1) : *preset;
         bool fits =
             sparse_choice_check(&made, &c->geo, &t) == OK; /* a plug-in may not fit a model */
-        size_t bytes = fits && c->digest_bytes != NULL ? catalog_digest_bytes(c, &t) : 0;
+        size_t bytes = 0;
+        if (fits && c->digest_bytes != NULL)
+            bytes = sparse_digest_bytes(&t, &c->geo, c->digest_bytes);
         c->record_lane_bytes = bytes > c->record_lane_bytes ? bytes : c->record_lane_bytes;
     }
     c->record_lane_bytes = (c->record_lane_bytes + 63) / 64 * 64;

@@ -37,8 +37,6 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
                     const struct sparse_choice *preset, uint32_t min_context);
 /* May this be asked of this process? ERR_ARG with a text for the client. */
 status catalog_check(const struct catalog *c, const struct sparse_choice *choice);
-/* Bytes of a lane's part of a record; 0: no digests. */
-size_t catalog_digest_bytes(const struct catalog *c, const struct sparse_traits *t);
 /* Attends everything. */
 struct sparse_choice catalog_dense(void);
 

@@ -324,7 +324,7 @@ static status tell_choice(struct engine *e, const struct memory_plan *plan, engi
     TRY(sparse_choice_check(&in.choice, g, &in.traits));
     uint32_t len = plan->max_model_len, slots = attention_min_slots(&in, g, len);
     uint32_t tail = (SEGMENT_ROWS + TAIL_ROWS) / g->block_rows;
-    size_t digest = catalog_digest_bytes(&e->catalog, &in.traits);
+    size_t digest = sparse_digest_bytes(&in.traits, g, e->be->ops->digest_bytes);
     double per_row = (double)g->page_bytes / g->block_rows;
     snprintf(
         text, sizeof text,
@@ -424,6 +424,13 @@ static status choose_attention(struct engine *e, struct sequence *q)
         q->in = NULL;
         return OK;
     }
+    size_t kept = attention_seq_bytes(q->in, kv_geometry(e->kv), longest);
+    if (kept > ATTENTION_KEPT_BYTES)
+        return err(
+            ERR_ARG,
+            "with an interval above 1, the last selection of %u tokens with this budget takes "
+            "%zu MiB, and there is room for %d: lower the budget, or set the interval to 1",
+            longest, kept >> 20, ATTENTION_KEPT_BYTES >> 20);
     q->keeps = attention_seq_create(e->at, q->in, q->id, longest);
     return q->keeps != NULL ? OK : err(ERR_MEMORY, "no memory for a sequence's selections");
 }

@@ -14,8 +14,6 @@ struct engine;
 struct tokenizer;
 struct chat_template;
 
-#define ENGINE_KV_AUTO UINT64_MAX
-
 struct engine_config {
     const char *model;  /* path of a GGUF file; NULL with device "mock": a made-up model */
     const char *device; /* "auto", "cpu", "mock" */
@@ -23,7 +21,7 @@ struct engine_config {
     struct mock_options mock;
     uint32_t block_rows;         /* R: 8, 16 or 32 */
     uint64_t kv_hbm_bytes;       /* 0: chosen from max_model_len and max_num_seqs */
-    uint64_t kv_dram_bytes;      /* 0: no second tier; ENGINE_KV_AUTO: chosen */
+    uint64_t kv_dram_bytes;      /* 0: no second tier */
     uint32_t max_model_len;      /* 0: the model's */
     uint32_t max_num_seqs;       /* sequences that run together */
     uint32_t max_batched_tokens; /* rows of a step */

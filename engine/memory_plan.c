@@ -1,9 +1,10 @@
 /* Sizes of the arenas (memory_plan.h).
  *
  * Defaults on a CPU: enough for every sequence at full length, but at most a quarter of the memory
- * that is available now for the first tier and an eighth for the second. Pages of an arena that
+ * that is available now for the first tier, and no second. Pages of an arena that
  * nobody touched cost nothing, so a generous arena does not slow the start. */
 #include "engine/memory_plan.h"
+#include "engine/attention.h"
 
 #include "kernels/log.h"
 
@@ -108,8 +109,6 @@ static struct wish choose_bytes(const struct engine_config *cfg, const struct kv
     struct wish w = {cfg->kv_hbm_bytes, cfg->kv_dram_bytes};
     if (w.hbm == 0)
         w.hbm = available == 0 ? all : min_u64(all, available / 4);
-    if (w.dram == ENGINE_KV_AUTO)
-        w.dram = available == 0 ? 0 : min_u64(all, available / 8);
     return w;
 }
 
@@ -218,8 +217,11 @@ static uint64_t longest_blocks(const struct memory_plan *p)
 
 static status check_bytes(const struct memory_plan *p, const struct wish *w, uint64_t available)
 {
-    /* Digests that nobody may ask for never touch their memory. */
-    uint64_t all = p->hbm_bytes + p->dram_bytes + (p->spills ? p->record_bytes : 0);
+    /* Any request may name a plug-in that seals, whatever the server's own choice is, and with it an
+     * interval. */
+    uint64_t all = p->hbm_bytes + p->dram_bytes + p->record_bytes;
+    if (p->record_bytes > 0)
+        all += ATTENTION_KEPT_BYTES;
     if (available != 0 && all > available)
         return err(ERR_MEMORY,
                    "the KV arenas and digests (%.1f GiB) are larger than the memory available "

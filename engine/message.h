@@ -76,6 +76,8 @@ struct msg_token {
     float logprob;           /* valid if logprobs were asked */
     uint32_t n_top;          /* entries that follow */
     uint32_t n_light_misses; /* pages that this token had estimated for being absent */
+    bool planned;            /* it attended what its plug-in selected, not everything */
+    uint8_t pad[7];
 };
 
 /* Log-probability of prompt token `index` (from 1: the first has none). sample_top top[n_top]

@@ -73,7 +73,8 @@ void report_token(struct report *r, const struct sequence *q, const struct sampl
                             .rank = row->rank,
                             .logprob = row->logprob,
                             .n_top = n_tops(row),
-                            .n_light_misses = q->n_light_misses};
+                            .n_light_misses = q->n_light_misses,
+                            .planned = q->planned};
     memcpy(m + 1, row->top, top_bytes);
     end(r);
 }

@@ -45,6 +45,7 @@ struct sequence {
     const struct sparse_instance *in; /* held: attention_release */
     struct attention_seq *keeps;
     uint32_t n_light_misses; /* of the step just run, for MSG_TOKEN */
+    bool planned;            /* so was the step just run */
 
     uint32_t n_cached, n_preempted;
     uint64_t submitted_us, scheduled_us, first_us, last_us;

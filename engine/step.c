@@ -225,6 +225,7 @@ static void settle(struct step *st, uint64_t now_us)
             next++;
         q->n_computed += b->n_rows;
         q->n_scheduled = 0;
+        q->planned = b->planned;
         if (b->planned) {
             q->n_light_misses = light_misses(q) - q->n_light_misses;
             kv_seq_step(st->kv, &q->kv);

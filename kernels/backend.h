@@ -264,7 +264,8 @@ enum partition_map { MAP_PAGE, MAP_RANGE, MAP_GATHER, MAP_TOKEN };
 
 /* Reduces scores over the group and picks. Pages come out in ascending order, the sinks' included;
  * the budget is counted in rows of the partitions picked, best first, whole partitions only, at least
- * one. Ties: the smaller partition. n_pages never exceeds page_cap: the caller sizes it from the
+ * one. Ties: the smaller partition; so where no score is finite, the first ones, and nothing is estimated.
+ * n_pages never exceeds page_cap: the caller sizes it from the
  * budget (every row of a TOKEN map may need a page of its own). */
 struct select_args {
     const struct kv_memory *kv;

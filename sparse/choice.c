@@ -8,9 +8,15 @@
 #include <string.h>
 
 enum {
-    MAX_INTERVAL = 1024, /* steps; beyond it a selection has nothing to do with the text */
-    MAX_BUDGET = 1 << 30 /* rows */
+    MAX_INTERVAL = 1024,  /* steps; beyond it a selection has nothing to do with the text */
+    MAX_BUDGET = 1 << 30, /* rows */
+    MAX_OUTLIERS = 2      /* of a partition: digest_desc */
 };
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
 
 struct allowed {
     char text[160];
@@ -207,6 +213,39 @@ static status check_values(const struct sparse_choice *c)
     return OK;
 }
 
+/* Mean values of partitions, as attention reads them: a plug-in's own digests have none. */
+static bool has_values(const struct sparse_traits *t)
+{
+    return t->digest.kind != DIGEST_NONE && t->digest.values;
+}
+
+/* The combinations that seal, score and select are made for; a backend aborts on others. */
+static status check_digest(const struct sparse_plugin *p, const struct kv_geometry *geo,
+                           const struct sparse_traits *t)
+{
+    const struct digest_desc *d = &t->digest;
+    uint32_t pages = SEGMENT_ROWS / geo->block_rows;
+    bool free = d->order == ORDER_KMEANS, codes = d->kind == DIGEST_CODES;
+    if ((uint32_t)d->order > ORDER_KMEANS || (uint32_t)d->kind > DIGEST_CODES)
+        return err(ERR_ARG, "plug-in %s: describe() gave an unknown order or kind of digest",
+                   p->name);
+    if (!free && SEGMENT_ROWS % t->parts != 0)
+        return err(ERR_ARG,
+                   "plug-in %s: describe() gave %u partitions, which %d rows cannot be cut "
+                   "into evenly",
+                   p->name, t->parts, SEGMENT_ROWS);
+    uint32_t most = free || codes ? 0 : min_u32(SEGMENT_ROWS / t->parts - 1, MAX_OUTLIERS);
+    if (d->outliers > most)
+        return err(ERR_ARG, "plug-in %s: describe() gave %u outliers; here it may be at most %u",
+                   p->name, d->outliers, most);
+    if ((d->order == ORDER_BISECT || codes) && (free || t->parts != pages))
+        return err(ERR_ARG,
+                   "plug-in %s: describe() gave %u partitions%s; clusters by bisection and codes "
+                   "are of whole pages, %u",
+                   p->name, t->parts, free ? " by k-means" : "", pages);
+    return OK;
+}
+
 /* What describe said, of a third party too: everything that the host sizes memory from. */
 static status check_traits(const struct sparse_plugin *p, const struct kv_geometry *geo,
                            const struct sparse_traits *t)
@@ -222,26 +261,22 @@ static status check_traits(const struct sparse_plugin *p, const struct kv_geomet
                    "plug-in %s: describe() gave %u partitions of a segment (digest: %u); a "
                    "PAGE map has %u, a TOKEN map %d",
                    p->name, t->parts, t->digest.parts, pages, SEGMENT_ROWS);
-    if (t->digest.order != ORDER_KMEANS && SEGMENT_ROWS % t->parts != 0)
-        return err(ERR_ARG,
-                   "plug-in %s: describe() gave %u partitions, which %d rows cannot be cut "
-                   "into evenly",
-                   p->name, t->parts, SEGMENT_ROWS);
-    if (t->sinks != t->digest.sinks || t->sinks > SEGMENT_ROWS || t->sinks % geo->block_rows != 0)
+    TRY(check_digest(p, geo, t));
+    if (t->sinks != t->digest.sinks || t->sinks >= SEGMENT_ROWS || t->sinks % geo->block_rows != 0)
         return err(ERR_ARG,
                    "plug-in %s: describe() gave %u sinks (digest: %u); they must be whole "
-                   "pages of %u rows",
-                   p->name, t->sinks, t->digest.sinks, geo->block_rows);
+                   "pages of %u rows, and less than a segment of %d",
+                   p->name, t->sinks, t->digest.sinks, geo->block_rows, SEGMENT_ROWS);
     if (t->permutes != (t->digest.order != ORDER_KEEP) || (own && t->permutes))
         return err(ERR_ARG, "plug-in %s: only the orders of a built-in digest permute rows",
                    p->name);
     if (t->known_mass && t->reduce != REDUCE_MAX_PROB && t->reduce != REDUCE_SUM_PROB)
         return err(ERR_ARG, "plug-in %s: only probabilities can be shares of a known mass",
                    p->name);
-    if (!(t->estimate >= 0) || t->estimate > 1 || (t->estimate > 0 && !t->digest.values))
+    if (!(t->estimate >= 0) || t->estimate > 1 || (t->estimate > 0 && !has_values(t)))
         return err(ERR_ARG,
-                   "plug-in %s: describe() gave estimate %g; above 0 it needs digests "
-                   "with values",
+                   "plug-in %s: describe() gave estimate %g; above 0 it needs built-in "
+                   "digests with values",
                    p->name, (double)t->estimate);
     return OK;
 }
@@ -258,12 +293,32 @@ status sparse_choice_check(const struct sparse_choice *c, const struct kv_geomet
         return OK;
     TRY(check_common(c));
     TRY(check_traits(p, geo, out));
-    if (c->miss_threshold > 0 && !out->digest.values)
+    if (c->miss_threshold > 0 && !has_values(out))
         return err(ERR_ARG,
                    "miss_threshold must be 0 with plug-in %s, got %g: it keeps nothing "
                    "from which a page could be estimated",
                    p->name, (double)c->miss_threshold);
     return OK;
+}
+
+bool sparse_choice_equal(const struct sparse_choice *a, const struct sparse_choice *b)
+{
+    if (a->plugin != b->plugin || a->interval != b->interval || a->budget != b->budget ||
+        a->top_p != b->top_p || a->miss_threshold != b->miss_threshold)
+        return false;
+    for (uint32_t i = 0; i < sparse_at(a->plugin)->n_options; i++)
+        if (a->values[i] != b->values[i])
+            return false;
+    return true;
+}
+
+size_t sparse_digest_bytes(const struct sparse_traits *t, const struct kv_geometry *geo,
+                           size_t (*of)(const struct kv_geometry *geo, const struct digest_desc *d))
+{
+    if (t->attends_all)
+        return 0;
+    bool own = t->digest.kind == DIGEST_NONE && t->digest.order == ORDER_KEEP;
+    return own ? t->digest_bytes : of(geo, &t->digest);
 }
 
 /* ---- ids ---- */

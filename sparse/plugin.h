@@ -103,7 +103,8 @@ struct sparse_plugin {
     status (*describe)(const struct kv_geometry *geo, const double *values,
                        struct sparse_traits *out);
     /* Orders a segment's rows and writes its digests (all SPARSE lanes). Called once per segment, in
-     * order; depends on nothing but the rows and the segment's number. NULL: nothing to keep. */
+     * order; depends on nothing but the rows and the segment's number; with DIGEST_CODES also on
+     * segment 0's record (seal_args.first_record). NULL: nothing to keep. */
     void (*seal)(struct backend *be, const struct sparse_traits *t, const double *values,
                  const struct seal_args *a);
     /* scores[plan row][KV head][head of the group][stride]: see score_args. NULL with attends_all. */
@@ -138,6 +139,13 @@ status sparse_choice_set_number(struct sparse_choice *c, const char *name, doubl
  * of which nothing else is checked. */
 status sparse_choice_check(const struct sparse_choice *c, const struct kv_geometry *geo,
                            struct sparse_traits *out);
+/* The same plug-in, with the same values for everything? */
+bool sparse_choice_equal(const struct sparse_choice *a, const struct sparse_choice *b);
+/* Bytes of a lane's part of a record; 0: no digests. of: the backend's digest_bytes, which is asked
+ * about its own kinds and orders alone. */
+size_t sparse_digest_bytes(const struct sparse_traits *t, const struct kv_geometry *geo,
+                           size_t (*of)(const struct kv_geometry *geo,
+                                        const struct digest_desc *d));
 /* Names the order of rows and the digests: equal for choices that may share sealed segments. 0: rows
  * in position order. */
 uint64_t sparse_layout_id(const struct sparse_choice *c, const struct sparse_traits *t);

@@ -361,29 +361,12 @@ static status make_records(struct eval_run *r, size_t lane_bytes)
     return r->kv.records ? OK : ERR_MEMORY;
 }
 
-static size_t digest_bytes(const struct eval_run *r, const struct sparse_traits *t)
-{
-    if (t->attends_all)
-        return 0;
-    return t->digest.kind == DIGEST_NONE ? t->digest_bytes
-                                         : r->be->ops->digest_bytes(&r->geo, &t->digest);
-}
-
-static bool same_choice(const struct sparse_choice *a, const struct sparse_choice *b)
-{
-    bool same = a->plugin == b->plugin && a->interval == b->interval && a->budget == b->budget &&
-                a->top_p == b->top_p && a->miss_threshold == b->miss_threshold;
-    for (uint32_t i = 0; i < SPARSE_MAX_OPTIONS; i++)
-        same = same && a->values[i] == b->values[i];
-    return same;
-}
-
 /* Would the segments sealed for this choice be the ones that are there? */
 static bool sealed_alike(const struct eval_run *r, const struct sparse_instance *in)
 {
     if (r->layout_id != in->layout_id || r->digest_id != in->digest_id)
         return false;
-    return in->digest_id != 0 || same_choice(&r->sealed_for, &in->choice);
+    return in->digest_id != 0 || sparse_choice_equal(&r->sealed_for, &in->choice);
 }
 
 static void seal_due(struct eval_run *r, const struct sparse_instance *in)
@@ -470,7 +453,7 @@ static status run_steps(struct eval_run *r, const struct sparse_instance *in,
 /* The instance for a choice and what its sequence keeps from step to step. */
 static status hold_selection(struct eval_run *r, const struct sparse_choice *c)
 {
-    if (r->in != NULL && same_choice(&r->in->choice, c))
+    if (r->in != NULL && sparse_choice_equal(&r->in->choice, c))
         return OK;
     drop_selection(r);
     if ((r->in = attention_instance(r->at, c)) == NULL)
@@ -489,7 +472,7 @@ status eval_run_rows(struct eval_run *r, const struct sparse_choice *c, const ui
     TRY(sparse_choice_check(c, &r->geo, &t));
     if (t.attends_all)
         return run_steps(r, NULL, tokens, n, logits);
-    TRY(make_records(r, digest_bytes(r, &t)));
+    TRY(make_records(r, sparse_digest_bytes(&t, &r->geo, r->be->ops->digest_bytes)));
     TRY(hold_selection(r, c));
     return run_steps(r, r->in, tokens, n, logits);
 }
@@ -507,10 +490,11 @@ status eval_run_cost(struct eval_run *r, const struct sparse_choice *c, uint32_t
     out->budget = attention_budget(&in, &r->geo, context);
     out->rows = out->budget + sinks + context - segments * SEGMENT_ROWS;
     out->share = (double)out->budget / context;
-    size_t digest = digest_bytes(r, &in.traits);
+    size_t digest = sparse_digest_bytes(&in.traits, &r->geo, r->be->ops->digest_bytes);
     if (in.traits.digest.kind != DIGEST_NONE) { /* mean V is read for what is estimated alone */
         in.traits.digest.values = false;
-        digest = digest_bytes(r, &in.traits) - digest_offset(&in.traits.digest);
+        digest = sparse_digest_bytes(&in.traits, &r->geo, r->be->ops->digest_bytes) -
+                 digest_offset(&in.traits.digest);
     }
     out->scan_bytes = (double)digest * segments * r->geo.n_lanes[LANE_SPARSE];
     return OK;

@@ -146,6 +146,14 @@ static void make_keys(struct select_state *s)
     s->best_key = key[0];
 }
 
+/* No partition has a score (a plug-in's fault, or a query that is not a number): all are worth the same,
+ * so that ties go to the first ones. A selection is never empty. */
+static void rank_equal(struct select_state *s)
+{
+    for (uint32_t i = 0; i < s->n + V16; i++)
+        s->rank[i] = i < s->first || i >= s->n ? -INFINITY : 1.0f;
+}
+
 /* ---- borders ------------------------------------------------------------------------------------ */
 
 static uint32_t count_above(const int32_t *keys, uint32_t n, int32_t key)
@@ -456,9 +464,15 @@ static void lane(const struct select_lane *l)
             rank_probabilities(&s);
         make_keys(&s);
     }
+    bool scored = s.n_ranked > 0;
+    if (s.n > 0 && !scored) {
+        rank_equal(&s);
+        make_keys(&s);
+    }
     rest = chosen;
     if (s.n_ranked > 0) {
-        uint32_t n = count_selected(&s), more = l->row->estimate, left = s.n_ranked - n;
+        uint32_t n = count_selected(&s), more = scored ? l->row->estimate : 0;
+        uint32_t left = s.n_ranked - n;
         more = more < l->a->estimate_cap ? more : l->a->estimate_cap;
         more = more < left ? more : left;
         chosen = border_of(&s, n);

@@ -417,6 +417,35 @@ static void an_interval_re_uses_the_selection(const char *plugin)
     attention_destroy(at);
 }
 
+/* What sequences keep is bounded by ATTENTION_KEPT_BYTES, however many there are. */
+static void kept_selections_are_bounded(void)
+{
+    enum { POSITIONS = 1 << 19, MANY = 512 };
+    struct attention_seq *seqs[MANY], *other;
+    uint32_t n = 0;
+    open_attention(1 << 20);
+    const struct sparse_instance *in = instance("quest", 0.25f, 2),
+                                 *each = instance("quest", 0.25f, 1);
+    size_t one = attention_seq_bytes(in, &geo, POSITIONS);
+    uint32_t room = (uint32_t)(ATTENTION_KEPT_BYTES / one);
+    CHECK(room > 1 && room < MANY);
+    while (n < MANY && (seqs[n] = attention_seq_create(at, in, n, POSITIONS)) != NULL)
+        n++;
+    ok(n == room, "%u sequences keep %zu KiB each, and no more have room", n, one >> 10);
+    other = attention_seq_create(at, each, 99, POSITIONS);
+    ok(other != NULL && attention_seq_bytes(each, &geo, POSITIONS) == 0,
+       "who selects in every step keeps nothing");
+    attention_seq_destroy(at, other);
+    attention_seq_destroy(at, seqs[--n]);
+    seqs[n] = attention_seq_create(at, in, n, POSITIONS);
+    ok(seqs[n] != NULL, "what one gave back another gets");
+    for (uint32_t i = 0; i < room && seqs[i] != NULL; i++)
+        attention_seq_destroy(at, seqs[i]);
+    attention_release(at, in);
+    attention_release(at, each);
+    attention_destroy(at);
+}
+
 /* ---- numbers and bookkeeping ---- */
 
 static void budgets_are_whole_pages(void)
@@ -478,6 +507,7 @@ int main(void)
     tiles_change_nothing();
     an_interval_re_uses_the_selection("quest");
     an_interval_re_uses_the_selection("wave");
+    kept_selections_are_bounded();
     budgets_are_whole_pages();
     instances_are_shared();
     a_step_without_plans_scores_nothing();

@@ -343,10 +343,16 @@ static void what_has_no_score_is_never_selected(void)
            reduce);
         for (uint32_t h = 0; h < 3; h++)
             for (uint32_t i = 0; i < 128; i++)
-                scores_of(&x, 0, 0, h)[i] = -INFINITY;
-        go(&x);
-        p = lists(&x, 0, 0);
-        ok(p.n_pages == 1 && p.pages[0] == 0, "without any only the sinks, reduction %u", reduce);
+                scores_of(&x, 0, 0, h)[i] = i % 2 ? NAN : -INFINITY;
+        for (uint32_t pages = 1; pages <= 5; pages += 4) {
+            x.rows[0].budget = pages == 1 ? 1 : pages * 16;
+            go(&x);
+            p = lists(&x, 0, 0);
+            good = p.n_pages == 1 + pages && p.n_estimates == 0;
+            for (uint32_t i = 0; i < p.n_pages; i++)
+                good &= p.pages[i] == i && p.share[i] == 1.0f;
+            ok(good, "without any the first %u beside the sinks, reduction %u", pages, reduce);
+        }
         end(&x);
     }
     rig_close(r);

@@ -50,6 +50,8 @@ def requests_are_checked():
     server = mock()
     refused(server, {"budget": 0.05}, "sparse.budget", "invalid_value",
             f"sparse.budget has no effect with plug-in dense, the server's; sparse.plugin may be one of {KNOWN}.")
+    refused(server, {"plugin": "dense", "budget": 0.05}, "sparse.budget", "invalid_value",
+            f"sparse.budget has no effect with plug-in dense; sparse.plugin may be one of {KNOWN}.")
     server.stop()
 
 
@@ -133,6 +135,10 @@ def a_third_party_is_served():
     before = metrics(server)["spind_planned_rows_total"]
     got = complete(server, TEXT, max_tokens=12, temperature=0, ignore_eos=True, sparse={"plugin": "signs", "budget": 1.0})
     equal(got.text, want.text, "a budget of all there is: what dense says")
+    equal((want.json["usage"].get("sparse_details"), got.json["usage"].get("sparse_details")), (None, {"plugin": "signs", "budget": 1}),
+          "usage says which was sparse, and how")
+    short = complete(server, TEXT[:400], max_tokens=3, temperature=0, ignore_eos=True, sparse={"plugin": "signs", "budget": 0.1})
+    ok("sparse_details" not in short.json["usage"], "a context too short to select from was not", short.json["usage"])
     rows = metrics(server)["spind_planned_rows_total"] - before
     ok(rows >= 11, "its rows attended by plan", rows)
     some = complete(server, TEXT, max_tokens=12, temperature=0, ignore_eos=True, sparse={"plugin": "signs", "budget": 0.1})

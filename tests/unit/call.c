@@ -293,29 +293,49 @@ static void what_can_never_fit_is_a_400_that_says_why(void)
     rig_fini(&g);
 }
 
-/* Nothing degrades silently: DESIGN 9. */
-static void estimated_pages_are_told_in_usage(void)
+/* The usage of an answer of 3 tokens, of which those from `from` on attended by plan. */
+static void tells(const char *body, uint32_t from, uint32_t light, const char *want)
 {
     struct rig g;
     struct exchange x;
+    struct catalog offers = {.preset = sparse_choice_make(0, 0.05f)};
+    CHECK(sparse_find("wave", &offers.preset.plugin) == OK);
     rig_init(&g, 1 << 20);
+    g.info.catalog = &offers;
     rig_open(&x);
-    rig_start(&g, &x, REQUEST_COMPLETION, "{\"prompt\":\"ab\",\"max_tokens\":3}");
+    rig_start(&g, &x, REQUEST_COMPLETION, body);
     for (uint32_t i = 0; i < 3; i++) {
         struct msg_token m = {.head = {MSG_TOKEN, sizeof m},
                               .id = g.ids[0],
                               .token = 'a' + i,
                               .index = i,
-                              .n_light_misses = i * 5};
+                              .n_light_misses = i * light,
+                              .planned = i >= from};
         calls_event(&g.a, &m.head);
     }
     rig_done(&g, g.ids[0], DONE_LENGTH, 0, 3);
     calls_flush(&g.a);
-    if (!ok(strstr(x.bytes.p, "\"total_tokens\":5,\"sparse_details\":{\"estimated_pages\":15}}"),
-            "pages estimated for being absent are told in usage"))
+    if (!ok(strstr(x.bytes.p, want) != NULL, "%.60s: %s", body, want))
         printf("#   %s\n", x.bytes.p);
     rig_close(&x);
     rig_fini(&g);
+}
+
+/* Nothing degrades silently: DESIGN 9, and P12 of reliability.md. */
+static void sparse_attention_is_told_in_usage(void)
+{
+    static const char whole[] = "{\"prompt\":\"ab\",\"max_tokens\":3}";
+    static const char stream[] = "{\"prompt\":\"ab\",\"max_tokens\":3,\"stream\":true,"
+                                 "\"stream_options\":{\"include_usage\":true}}";
+    tells(whole, 1, 5,
+          "\"total_tokens\":5,\"sparse_details\":{\"plugin\":\"wave\",\"budget\":0.05,"
+          "\"estimated_pages\":15}}");
+    tells(whole, 2, 0,
+          "\"total_tokens\":5,\"sparse_details\":{\"plugin\":\"wave\",\"budget\":0.05}}");
+    tells(whole, 3, 0, "\"total_tokens\":5}"); /* all of it dense: too short, or so chosen */
+    tells(stream, 1, 0,
+          "\"total_tokens\":5,\"sparse_details\":{\"plugin\":\"wave\",\"budget\":0.05}}");
+    tells(stream, 3, 0, "\"total_tokens\":5}");
 }
 
 static void a_client_that_leaves_is_never_touched_again(void)
@@ -657,7 +677,7 @@ int main(void)
     echo_with_logprobs_begins_with_the_prompt();
     failures_are_statuses_before_the_head_and_events_after();
     what_can_never_fit_is_a_400_that_says_why();
-    estimated_pages_are_told_in_usage();
+    sparse_attention_is_told_in_usage();
     a_client_that_leaves_is_never_touched_again();
     the_queue_is_bounded();
     memory_for_answers_is_bounded();

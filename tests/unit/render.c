@@ -212,6 +212,30 @@ static void errors_are_events_of_their_own(void)
     close_page(&p);
 }
 
+static void budgets_are_told_as_they_were_asked(void)
+{
+    static const struct {
+        float budget;
+        const char *text;
+    } told[] = {{0.05f, "0.05"},   {1, "1"},      {0.1f, "0.1"},           {300, "300"},
+                {1e6f, "1000000"}, {2.5f, "2.5"}, {1 << 30, "1073741824"}, {1e-5f, "1e-05"}};
+    for (size_t i = 0; i < ARRAY_LEN(told); i++) {
+        struct page p;
+        char want[160];
+        struct usage u = {.prompt = 1, .completion = 2, .plugin = "wave", .budget = told[i].budget};
+        open_page(&p, REQUEST_CHAT);
+        p.r.stream = p.r.include_usage = true;
+        begin(&p);
+        render_last(&p.v, &p.w, &u);
+        snprintf(want, sizeof want,
+                 "\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2,"
+                 "\"total_tokens\":3,\"sparse_details\":{\"plugin\":\"wave\",\"budget\":%s}}}",
+                 told[i].text);
+        has(&p, want, told[i].text);
+        close_page(&p);
+    }
+}
+
 int main(void)
 {
     whole_chat_answers_have_every_key();
@@ -219,5 +243,6 @@ int main(void)
     completion_logprobs_merge_equal_texts();
     prompt_logprobs_name_ids_ranks_and_texts();
     errors_are_events_of_their_own();
+    budgets_are_told_as_they_were_asked();
     return tap_done();
 }

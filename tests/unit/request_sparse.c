@@ -100,8 +100,8 @@ static void what_is_said_arrives(void)
            r->sparse.values[3] == 4 && r->sparse.values[5] == REDUCE_SUM_PROB,
        "and what wave has");
     request_free(r);
-    r = sparse(H, "{\"plugin\":\"dense\",\"budget\":0.5}");
-    ok(r && r->sparse.plugin == 0, "dense may be asked for, with a budget that it does not need");
+    r = sparse(H, "{\"plugin\":\"dense\",\"budget\":null}");
+    ok(r && r->sparse.plugin == 0, "dense may be asked for");
     request_free(r);
     r = sparse(H, "{\"min_context\":2147483647,\"plugin\":\"oracle\",\"layout\":\"wave\"}");
     ok(r && r->sparse_min_context == INT32_MAX && r->sparse.values[0] == 1, "the largest minimum");
@@ -155,9 +155,12 @@ static void mistakes_are_named(void)
         {"{\"plugin\":\"quest\",\"estimate\":0.5}", "sparse.estimate", "unknown_parameter",
          "sparse: unknown option \"estimate\" of plug-in quest, which has reduce, and with every "
          "plug-in budget, interval, top_p, miss_threshold and min_context."},
-        {"{\"plugin\":\"dense\",\"estimate\":0.5}", "sparse.estimate", "unknown_parameter",
-         "sparse: unknown option \"estimate\" of plug-in dense, which has none, and with every "
-         "plug-in budget, interval, top_p, miss_threshold and min_context."},
+        {"{\"plugin\":\"dense\",\"estimate\":0.5}", "sparse.estimate", "invalid_value",
+         "sparse.estimate has no effect with plug-in dense; sparse.plugin may be one of dense, "
+         "oracle, quest, wave."},
+        {"{\"budget\":0.5,\"plugin\":\"dense\"}", "sparse.budget", "invalid_value",
+         "sparse.budget has no effect with plug-in dense; sparse.plugin may be one of dense, "
+         "oracle, quest, wave."},
         {"{\"estimate\":1.5}", "sparse.estimate", "invalid_value",
          "sparse.estimate must be a number, 0 to 1, got 1.5."},
         {"{\"estimate\":\"0.5\"}", "sparse.estimate", "invalid_type",

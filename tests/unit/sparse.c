@@ -366,6 +366,79 @@ static void a_good_one_is_one_more(void)
        "its records are known by its name and values");
 }
 
+/* What seal, score and select would abort on, or read past: describe() of a third party. */
+static void what_no_backend_can_do_is_refused(void)
+{
+    static const struct {
+        double order, kind, parts, outliers, sinks, values, estimate, map;
+        const char *text; /* after "plug-in odd: describe() gave "; NULL: good */
+    } says_so[] = {
+        {ORDER_KEEP, DIGEST_CENTROID, 64, 2, 16, 1, 1, MAP_PAGE, NULL},
+        {ORDER_BISECT, DIGEST_CODES, 64, 0, 1008, 1, 1, MAP_PAGE, NULL},
+        {ORDER_KMEANS, DIGEST_CENTROID, 100, 0, 16, 1, 0, MAP_GATHER, NULL},
+        {ORDER_KEEP, DIGEST_CENTROID, 512, 1, 16, 0, 0, MAP_RANGE, NULL},
+        {ORDER_KEEP, DIGEST_NONE, 32, 0, 0, 1, 0, MAP_RANGE, NULL},
+        {ORDER_KEEP, DIGEST_CENTROID, 64, 3, 16, 1, 0, MAP_PAGE,
+         "3 outliers; here it may be at most 2"},
+        {ORDER_KEEP, DIGEST_CENTROID, 512, 2, 16, 1, 0, MAP_RANGE,
+         "2 outliers; here it may be at most 1"},
+        {ORDER_KEEP, DIGEST_CENTROID, 1024, 1, 16, 1, 0, MAP_TOKEN,
+         "1 outliers; here it may be at most 0"},
+        {ORDER_KMEANS, DIGEST_CENTROID, 100, 1, 16, 1, 0, MAP_GATHER,
+         "1 outliers; here it may be at most 0"},
+        {ORDER_BISECT, DIGEST_CODES, 64, 1, 16, 1, 0, MAP_PAGE,
+         "1 outliers; here it may be at most 0"},
+        {ORDER_BISECT, DIGEST_CENTROID, 32, 0, 16, 1, 0, MAP_GATHER,
+         "32 partitions; clusters by bisection and codes are of whole pages, 64"},
+        {ORDER_KEEP, DIGEST_CODES, 128, 0, 16, 1, 0, MAP_RANGE,
+         "128 partitions; clusters by bisection and codes are of whole pages, 64"},
+        {ORDER_KMEANS, DIGEST_CODES, 64, 0, 16, 1, 0, MAP_GATHER,
+         "64 partitions by k-means; clusters by bisection and codes are of whole pages, 64"},
+        {ORDER_KEEP, DIGEST_CENTROID, 100, 0, 16, 1, 0, MAP_RANGE,
+         "100 partitions, which 1024 rows cannot be cut into evenly"},
+        {ORDER_KEEP, DIGEST_CENTROID, 64, 0, 1024, 1, 0, MAP_PAGE,
+         "1024 sinks (digest: 1024); they must be whole pages of 16 rows, and less than a "
+         "segment of 1024"},
+        {ORDER_KEEP, DIGEST_NONE, 64, 0, 16, 1, 1, MAP_PAGE,
+         "estimate 1; above 0 it needs built-in digests with values"},
+        {ORDER_KEEP, DIGEST_CENTROID, 64, 0, 16, 0, 1, MAP_PAGE,
+         "estimate 1; above 0 it needs built-in digests with values"},
+        {ORDER_KEEP, 5, 64, 0, 16, 0, 0, MAP_PAGE, "an unknown order or kind of digest"},
+        {3, DIGEST_CENTROID, 64, 0, 16, 0, 0, MAP_PAGE, "an unknown order or kind of digest"},
+    };
+    struct sparse_traits t;
+    CHECK(load("odd.so") == OK);
+    for (size_t i = 0; i < ARRAY_LEN(says_so); i++) {
+        struct sparse_choice c = choice("odd");
+        char text[256];
+        memcpy(c.values, &says_so[i].order, 8 * sizeof *c.values);
+        if (says_so[i].text == NULL) {
+            if (!ok(check(&c, 16, &t) == OK, "describe() number %zu is good", i))
+                printf("#   %s\n", err_text());
+            continue;
+        }
+        snprintf(text, sizeof text, "plug-in odd: describe() gave %s", says_so[i].text);
+        says(check(&c, 16, &t), text);
+    }
+    struct sparse_choice c = choice("odd");
+    c.values[5] = 1, c.miss_threshold = 0.5f;
+    says(check(&c, 16, &t), "miss_threshold must be 0 with plug-in odd, got 0.5: it keeps nothing "
+                            "from which a page could be estimated");
+}
+
+static void equal_choices_are_equal(void)
+{
+    struct sparse_choice a = choice("wave"), b = a;
+    b.values[SPARSE_MAX_OPTIONS - 1] = 3; /* beyond wave's options */
+    ok(sparse_choice_equal(&a, &b), "what is no option of the plug-in does not count");
+    b.values[1] = 0.5;
+    ok(!sparse_choice_equal(&a, &b), "an option does");
+    b = a, b.budget = 0.5f;
+    ok(!sparse_choice_equal(&a, &b), "and so does the budget");
+    b = a, b.interval = 2;
+    ok(!sparse_choice_equal(&a, &b), "and the interval");
+}
+
 /* ---- the third party's numbers ---- */
 
 struct world {
@@ -522,6 +595,8 @@ int main(int argc, char **argv)
     ids_name_what_is_stored();
     bad_objects_are_refused();
     a_good_one_is_one_more();
+    what_no_backend_can_do_is_refused();
+    equal_choices_are_equal();
     for (uint32_t r = 8; r <= 32; r *= 2) {
         rows_can_be_read(r);
         signs_agree_with_a_naive_count(r);

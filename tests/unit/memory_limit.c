@@ -1,0 +1,47 @@
+/* engine/memory_plan.c: what is counted against the memory of the machine. */
+#include "engine/attention.h"
+#include "engine/memory_plan.h"
+#include "tests/tap.h"
+
+enum { HBM_BLOCKS = 400, DRAM_BLOCKS = 200, LEN = 4096, RECORD_LANE = 8192 };
+
+static struct kv_geometry geo;
+
+static status plan(struct memory_plan *p, uint32_t plugin, size_t record_lane, uint64_t available)
+{
+    const struct engine_config cfg = {.kv_hbm_bytes = HBM_BLOCKS * geo.block_bytes[LANE_SPARSE],
+                                      .kv_dram_bytes = DRAM_BLOCKS * geo.block_bytes[LANE_SPARSE],
+                                      .block_rows = geo.block_rows,
+                                      .max_num_seqs = 4,
+                                      .max_batched_tokens = 512,
+                                      .sparse = sparse_choice_make(plugin, 0.05f)};
+    return memory_plan_make(p, &cfg, &geo, record_lane, LEN, available);
+}
+
+/* A request may name a plug-in that the server did not choose. */
+static void digests_count_whatever_the_servers_choice(const char *name)
+{
+    struct memory_plan p;
+    uint32_t plugin;
+    CHECK(sparse_find(name, &plugin) == OK);
+    uint64_t arenas = (HBM_BLOCKS + DRAM_BLOCKS) * (uint64_t)geo.block_bytes[LANE_SPARSE];
+    uint64_t records = ((HBM_BLOCKS + DRAM_BLOCKS) / (SEGMENT_ROWS / geo.block_rows) + 1) *
+                       (uint64_t)geo.n_lanes[LANE_SPARSE] * RECORD_LANE;
+    ok(plan(&p, plugin, RECORD_LANE, 0) == OK && p.hbm_bytes + p.dram_bytes == arenas &&
+           p.record_bytes == records,
+       "%s: arenas as asked, a record for every segment", name);
+    uint64_t all = arenas + records + ATTENTION_KEPT_BYTES;
+    ok(plan(&p, plugin, RECORD_LANE, all) == OK, "%s: fits where all of it fits", name);
+    ok(plan(&p, plugin, RECORD_LANE, all - 1) == ERR_MEMORY, "%s: but not in a byte less", name);
+    ok(plan(&p, plugin, 0, arenas) == OK && p.record_bytes == 0 &&
+           plan(&p, plugin, 0, arenas - 1) == ERR_MEMORY,
+       "%s: without digests the arenas alone count", name);
+}
+
+int main(void)
+{
+    geo = kv_geometry_make(8, 30, 3, 64);
+    digests_count_whatever_the_servers_choice("dense");
+    digests_count_whatever_the_servers_choice("wave");
+    return tap_done();
+}
