@@ -529,7 +529,8 @@ static void write_residence(const struct metrics *m, struct writer *w)
            "Whole blocks copied between the tiers.", {"dram", r->moved_down}, {"hbm", r->moved_up});
     STATES("counter", "spind_hot_pages_total", "outcome",
            "Selected pages of spilled sequences; light: estimated for being absent.",
-           {"hit", r->page_hits}, {"miss", r->page_misses}, {"light", r->light_misses});
+           {"hit", r->page_hits}, {"miss", r->page_misses - r->light_misses},
+           {"light", r->light_misses});
     STATES("gauge", "spind_kv_metadata_bytes", "what", "Bytes about KV, in use.",
            {"leaves", r->leaf_bytes}, {"index", r->index_bytes}, {"digests", r->digest_bytes},
            {"maps", r->map_bytes});

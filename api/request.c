@@ -138,6 +138,11 @@ void request_free(struct request *r)
 
 uint32_t request_room(const struct request *r, const struct request_rules *rules, uint32_t p)
 {
-    uint32_t room = rules->info->max_model_len - r->prompts[p].n_ids;
+    uint32_t n = r->prompts[p].n_ids, room = rules->info->max_model_len - n;
+    uint32_t most = rules->info->max_dense_len;
+    bool dense = r->sparse.plugin == 0 || n < r->sparse_min_context;
+    /* What nobody asked for is no reason to refuse: the engine says so where the prompt alone is. */
+    if (!r->max_tokens_given && dense && most > 0 && n + (uint64_t)room > most)
+        room = n < most ? most - n : 1;
     return r->max_tokens < room ? r->max_tokens : room;
 }

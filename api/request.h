@@ -65,7 +65,8 @@ status request_parse(struct request **out, enum request_kind kind,
                      const struct request_rules *rules, struct token_scratch *scratch,
                      const char *body, size_t len, uint64_t seed, struct api_error *e);
 void request_free(struct request *r);
-/* Output tokens that prompt p may get: max_tokens clamped to the context. */
+/* Output tokens that prompt p may get: max_tokens clamped to the context; where none was asked and all
+ * is attended, to what of it HBM holds (max_dense_len). */
 uint32_t request_room(const struct request *r, const struct request_rules *rules, uint32_t p);
 
 #endif

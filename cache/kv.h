@@ -25,8 +25,11 @@
  * sequence therefore sees the same bytes with and without hits. Evicted blocks leave HBM first, then
  * DRAM, LRU by leaf.
  *
- * The engine thread owns everything here. Nothing allocates after kv_seq_open but table leaves, from a
- * pool, and tables, which double as a sequence grows. */
+ * The engine thread owns everything here. What allocates after kv_seq_open: tables, which double as a
+ * sequence grows; leaves, from a pool, as SPILLED segments are sealed; and hot sets, at a spill and
+ * when they get more slots. Without memory all of these fail with ERR_MEMORY and nothing has changed;
+ * what shrinks, pauses or closes never fails for it. The prefix index doubles as it fills; that alone
+ * ends the process. */
 #ifndef CACHE_KV_H
 #define CACHE_KV_H
 
@@ -100,7 +103,7 @@ struct kv_open {
  * copied up where HBM has room; where it has not and the layout seals, the sequence opens SPILLED with
  * min_slots instead. *n_hit: positions found, a multiple of R (of SEGMENT_ROWS where STREAM lanes are
  * in use). ERR_FULL: max_rows can never fit this process (in HBM whole, or in DRAM with min_slots and
- * tail in HBM). ERR_MEMORY. */
+ * tail in HBM), or needs more than HOT_MAX_SLOTS to lie in DRAM. ERR_MEMORY. */
 status kv_seq_open(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t min_slots,
                    uint32_t *n_hit);
 /* Makes the tables cover n_rows positions: those that the coming step computes end there. ERR_FULL:
@@ -130,6 +133,8 @@ struct kv_seal {
     const block_id *from, *to; /* [SEGMENT_ROWS / R] HBM, valid until the end call */
 };
 /* Next segment (number n_segments). tokens as in share, or NULL where the rows may not be shared.
+ * The segment is offered at once, before the seal has run: whoever finds it reads it behind the seal in
+ * the backend's queue. After a step that failed it may be wrong: kv_drop_prefixes.
  * ERR_FULL: no room for the copy (permuting a block that others read), and nothing changed. */
 status kv_seq_seal_begin(struct kv *kv, struct kv_seq *s, const uint32_t *tokens,
                          struct kv_seal *out);
@@ -137,7 +142,8 @@ status kv_seq_seal_begin(struct kv *kv, struct kv_seq *s, const uint32_t *tokens
  * segment goes to DRAM. */
 void kv_seq_seal_end(struct kv *kv, struct kv_seq *s, struct kv_seal *seal);
 
-/* ---- residence. All: ERR_FULL when a tier lacks room, and nothing changed. ---- */
+/* ---- residence. All: ERR_FULL when a tier lacks room or n_slots is above HOT_MAX_SLOTS, ERR_MEMORY; and
+ * nothing changed. ---- */
 
 /* RESIDENT -> SPILLED with n_slots. Frees (sealed blocks - n_slots) of HBM where nobody else reads
  * them; copies what was not written behind. */

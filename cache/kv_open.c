@@ -332,7 +332,8 @@ static void choose_residence(const struct kv *kv, struct kv_seq *s, struct hit *
     uint32_t all = h->n;
     shorten_to_fit(kv, s, h, 0);
     uint32_t resident = h->n;
-    if (resident == all || !s->layout.seals || !kv_uses(kv, LANE_SPARSE))
+    if (resident == all || !s->layout.seals || !kv_uses(kv, LANE_SPARSE) ||
+        min_slots > HOT_MAX_SLOTS)
         return;
     for (int spilled = 1; spilled >= 0; spilled--) {
         s->residence = spilled ? KV_SPILLED : KV_RESIDENT;

@@ -127,6 +127,11 @@ static status check_fits(const struct kv *kv, const struct kv_open *o, uint32_t 
         return err(ERR_FULL, "%u positions need %u blocks, the KV arena has %u", o->max_rows, need,
                    hbm);
     uint32_t tail = kv_blocks_for(kv, SEGMENT_ROWS + TAIL_ROWS);
+    if (min_slots > HOT_MAX_SLOTS)
+        return err(ERR_FULL,
+                   "%u positions need %u blocks, the KV arena has %u in HBM; and in DRAM they need "
+                   "a hot set of %u blocks, of at most %u",
+                   o->max_rows, need, hbm, min_slots, HOT_MAX_SLOTS);
     if (need > dram || min_slots + tail > hbm)
         return err(ERR_FULL,
                    "%u positions need %u blocks in DRAM, which has %u, and %u in HBM, which has %u",

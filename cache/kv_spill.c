@@ -208,6 +208,13 @@ static void change_needs(struct kv *kv, struct kv_seq *s, enum kv_residence to)
         kv_seq_entry(kv, s, i);
 }
 
+static status check_slots(uint32_t n_slots)
+{
+    if (n_slots > HOT_MAX_SLOTS)
+        return err(ERR_FULL, "%u slots asked, a hot set has %u at most", n_slots, HOT_MAX_SLOTS);
+    return OK;
+}
+
 /* RESIDENT or PAUSED. Memory, the rare reason, can fail at the end: then it goes back, for which there
  * is room, since nothing else happened. */
 static status to_spilled(struct kv *kv, struct kv_seq *s, uint32_t n_slots)
@@ -215,6 +222,7 @@ static status to_spilled(struct kv *kv, struct kv_seq *s, uint32_t n_slots)
     enum kv_residence from = s->residence;
     if (!s->layout.seals || !kv_uses(kv, LANE_SPARSE))
         return err(ERR_FULL, "a sequence without sealed blocks cannot be spilled");
+    TRY(check_slots(n_slots));
     pin_changing(kv, s, KV_SPILLED);
     status st = check_change(kv, s, KV_SPILLED, n_slots);
     if (st == OK)
@@ -269,6 +277,7 @@ status kv_seq_resize(struct kv *kv, struct kv_seq *s, uint32_t n_slots)
 {
     CHECK(s->residence == KV_SPILLED && kv->sealing == NULL);
     uint32_t there = kv_places_available(kv, LANE_SPARSE, KV_HBM);
+    TRY(check_slots(n_slots));
     if (n_slots > s->n_slots && n_slots - s->n_slots > there)
         return err(ERR_FULL, "%u slots asked, %u free or evictable", n_slots - s->n_slots, there);
     return slots_set(kv, s, n_slots);
@@ -294,7 +303,8 @@ status kv_seq_resume(struct kv *kv, struct kv_seq *s, uint32_t n_slots)
 uint32_t kv_spill_gain(const struct kv *kv, const struct kv_seq *s, uint32_t n_slots)
 {
     uint32_t frees = 0, missing = 0, twins = 0;
-    if (s->residence != KV_RESIDENT || !s->layout.seals || !kv_uses(kv, LANE_SPARSE))
+    if (s->residence != KV_RESIDENT || !s->layout.seals || !kv_uses(kv, LANE_SPARSE) ||
+        n_slots > HOT_MAX_SLOTS)
         return 0;
     for (uint32_t i = 0; i < kv_sealed_blocks(kv, s); i++) {
         const struct block *b = kv_block(kv, s->own->blocks[i]);

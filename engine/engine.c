@@ -95,6 +95,65 @@ static status classify(struct engine *e, struct kv_geometry *geo)
     return st;
 }
 
+/* Positions that HBM holds whole. */
+static uint32_t dense_length(const struct memory_plan *plan)
+{
+    static const enum lane_class whole[] = {LANE_SPARSE, LANE_DENSE};
+    uint64_t rows = plan->max_model_len;
+    for (size_t i = 0; i < ARRAY_LEN(whole); i++) {
+        uint64_t holds = (uint64_t)plan->blocks[whole[i]][KV_HBM] * plan->geo.block_rows;
+        if (plan->geo.block_bytes[whole[i]] > 0 && holds < rows)
+            rows = holds;
+    }
+    return (uint32_t)rows;
+}
+
+static uint32_t tail_blocks(const struct kv_geometry *g)
+{
+    return (SEGMENT_ROWS + TAIL_ROWS + g->block_rows - 1) / g->block_rows;
+}
+
+static bool spilled_fits(const struct memory_plan *plan, const struct sparse_instance *in,
+                         uint32_t len)
+{
+    uint32_t slots = attention_min_slots(in, &plan->geo, len);
+    return slots <= HOT_MAX_SLOTS &&
+           slots + tail_blocks(&plan->geo) <= plan->blocks[LANE_SPARSE][KV_HBM];
+}
+
+/* A sequence of the full length that lies in DRAM must have its hot set and its tail in HBM. */
+static status check_choice(struct engine *e, struct memory_plan *plan)
+{
+    struct sparse_instance in = {.plugin = sparse_at(e->cfg.sparse.plugin),
+                                 .choice = e->cfg.sparse};
+    uint32_t len = plan->max_model_len, fits = dense_length(plan);
+    if (e->cfg.sparse.plugin == 0 || plan->geo.block_bytes[LANE_SPARSE] == 0 || fits == len)
+        return OK;
+    TRY(sparse_choice_check(&in.choice, &plan->geo, &in.traits));
+    if (in.traits.attends_all || spilled_fits(plan, &in, len))
+        return OK;
+    for (uint32_t beyond = len; beyond - fits > 1;) { /* needs grow with the length */
+        uint32_t middle = fits + (beyond - fits) / 2;
+        if (spilled_fits(plan, &in, middle))
+            fits = middle;
+        else
+            beyond = middle;
+    }
+    if (e->cfg.max_model_len != 0)
+        return err(
+            ERR_MEMORY,
+            "--max-model-len %u: %s with --sparse-budget %g needs %u blocks of hot set and %u "
+            "of tail in HBM (a hot set has %u at most), --kv-hbm gives %u: raise --kv-hbm, or "
+            "lower --sparse-budget or --max-model-len to %u",
+            len, in.plugin->name, (double)e->cfg.sparse.budget,
+            attention_min_slots(&in, &plan->geo, len), tail_blocks(&plan->geo), HOT_MAX_SLOTS,
+            plan->blocks[LANE_SPARSE][KV_HBM], fits);
+    log_line(LOG_WARN, "max_model_len cut from %u to %u: --kv-hbm has no more room for hot sets",
+             len, fits);
+    plan->max_model_len = fits;
+    return OK;
+}
+
 /* What will lie where; nothing is allocated yet. */
 static status make_plan(struct engine *e, struct memory_plan *plan)
 {
@@ -107,8 +166,9 @@ static status make_plan(struct engine *e, struct memory_plan *plan)
                    sh->max_positions);
     TRY(classify(e, &geo));
     TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
-    return memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len,
-                            memory_available());
+    TRY(memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len,
+                         memory_available()));
+    return check_choice(e, plan);
 }
 
 static status open_cache(struct engine *e, struct memory_plan *plan)
@@ -182,6 +242,7 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
         .weight_bytes = mi->weight_bytes,
         .vocab = mi->shape.vocab,
         .max_model_len = plan->max_model_len,
+        .max_dense_len = dense_length(plan),
         .block_rows = e->cfg.block_rows,
         .max_num_seqs = plan->max_num_seqs,
         .max_batched_tokens = e->cfg.max_batched_tokens,
@@ -323,7 +384,7 @@ static status tell_choice(struct engine *e, const struct memory_plan *plan, engi
         return OK;
     TRY(sparse_choice_check(&in.choice, g, &in.traits));
     uint32_t len = plan->max_model_len, slots = attention_min_slots(&in, g, len);
-    uint32_t tail = (SEGMENT_ROWS + TAIL_ROWS) / g->block_rows;
+    uint32_t tail = tail_blocks(g);
     size_t digest = sparse_digest_bytes(&in.traits, g, e->be->ops->digest_bytes);
     double per_row = (double)g->page_bytes / g->block_rows;
     snprintf(
@@ -585,7 +646,8 @@ static void run_step(struct engine *e)
         (void)kv_write_behind(e->kv, WRITE_BEHIND_BLOCKS);
     e->stats.steps++;
     e->stats.step_us = clock_us() - start;
-    e->sched.step_us += ((double)e->stats.step_us - e->sched.step_us) * STEP_WEIGHT;
+    double weight = e->sched.step_us > 0 ? STEP_WEIGHT : 1; /* the first one is all there is */
+    e->sched.step_us += ((double)e->stats.step_us - e->sched.step_us) * weight;
     e->stats.step_tokens = rows;
     e->stats.step_decodes = decodes;
     log_line(LOG_DEBUG, "step %llu: %u rows, %u of them answers, %llu us",

@@ -46,6 +46,8 @@ struct engine_info {
     uint64_t n_params, weight_bytes;
     uint32_t vocab;         /* width of the logits */
     uint32_t max_model_len; /* after clamping to what the block pool can hold */
+    uint32_t
+        max_dense_len; /* of it, where every row attends everything: HBM holds it whole; 0: all */
     uint32_t block_rows, max_num_seqs, max_batched_tokens;
     uint64_t kv_blocks[2], kv_block_bytes; /* HBM, DRAM */
     uint32_t end_ids[8], n_end_ids;        /* tokens that end a generation */

@@ -51,12 +51,28 @@ uint32_t residence_min_slots(const struct sched *s, const struct sequence *q, ui
     return attention_min_slots(q->in, kv_geometry(s->kv), min_u32(rows + SEGMENT_ROWS, longest));
 }
 
-/* Of RESIDENCE_PRESET times what a plan names; never more than is sealed. */
+/* Of RESIDENCE_PRESET times what a plan names; never more than is sealed, or than slots can count. */
 static uint32_t preset_slots(const struct sched *s, const struct sequence *q)
 {
     uint32_t min = residence_min_slots(s, q, q->n_computed);
     uint32_t named = attention_min_slots(q->in, kv_geometry(s->kv), q->n_computed);
-    return max_u32(min, min_u32(RESIDENCE_PRESET * named, sealed_blocks(s, q)));
+    uint32_t most = min_u32(sealed_blocks(s, q), HOT_MAX_SLOTS);
+    return max_u32(min, min_u32(RESIDENCE_PRESET * named, most));
+}
+
+bool residence_can_spill(const struct sched *s, const struct sequence *q)
+{
+    if (q->in == NULL || !s->has_dram)
+        return false;
+    uint32_t longest = q->n_prompt + q->max_tokens;
+    return attention_min_slots(q->in, kv_geometry(s->kv), longest) <= HOT_MAX_SLOTS;
+}
+
+/* Positions that a running sequence is reckoned with: all of it if it must not be preempted again. */
+static uint32_t rows_reserved(const struct sequence *q, uint32_t output)
+{
+    uint32_t longest = q->n_prompt + q->max_tokens;
+    return sched_is_pinned(q) ? longest : min_u32(q->n_tokens + output, longest);
 }
 
 /* HBM blocks of a spilled sequence of so many rows. */
@@ -92,10 +108,10 @@ uint32_t residence_wanted(const struct sched *s, const struct sequence *q, uint3
 /* ---- making room ---- */
 
 /* A row that attends by plan, in a step with others of its sequence, must stay RESIDENT. */
-static bool may_spill(const struct sequence *q)
+static bool may_spill(const struct sched *s, const struct sequence *q)
 {
-    return q->in != NULL && q->kv.residence == KV_RESIDENT && q->kv.n_segments > 0 &&
-           !(q->n_scheduled > 1 && sched_attends_by_plan(q));
+    return q->kv.residence == KV_RESIDENT && q->kv.n_segments > 0 &&
+           !(q->n_scheduled > 1 && sched_attends_by_plan(q)) && residence_can_spill(s, q);
 }
 
 /* The RESIDENT sequence that frees most, the youngest of equals, at its preset or its minimum. */
@@ -105,7 +121,7 @@ static struct sequence *best_to_spill(const struct sched *s, bool preset, uint32
     uint32_t most = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (!may_spill(q))
+        if (!may_spill(s, q))
             continue;
         uint32_t n = preset ? preset_slots(s, q) : residence_min_slots(s, q, q->n_computed);
         uint32_t gain = kv_spill_gain(s->kv, &q->kv, n);
@@ -166,10 +182,11 @@ static struct sequence *youngest_running(const struct sched *s)
     return q;
 }
 
-static struct sequence *youngest_paused(const struct sched *s)
+/* A pinned one only where nobody else is left. */
+static struct sequence *youngest_paused(const struct sched *s, bool pinned)
 {
     struct sequence *q = s->last; /* the queue is in order of submission */
-    while (q != NULL && q->state != SEQUENCE_PAUSED)
+    while (q != NULL && (q->state != SEQUENCE_PAUSED || sched_is_pinned(q) != pinned))
         q = q->prev;
     return q;
 }
@@ -178,13 +195,17 @@ bool residence_make_room(struct sched *s, struct sequence *q)
 {
     if (residence_squeeze(s))
         return true;
-    struct sequence *victim = youngest_running(s), *paused = youngest_paused(s);
+    struct sequence *victim = youngest_running(s), *paused = youngest_paused(s, false);
+    struct sequence *first =
+        victim != NULL ? victim : q; /* pinned: pausing computes nothing again */
     bool alone = s->n_running == 1;
-    if (victim != NULL && !alone && kv_seq_pause(s->kv, &victim->kv) == OK) {
-        sched_retire(s, victim, SEQUENCE_PAUSED);
-        return victim != q;
+    if (!alone && kv_seq_pause(s->kv, &first->kv) == OK) {
+        sched_retire(s, first, SEQUENCE_PAUSED);
+        return first != q;
     }
     /* DRAM is full too. */
+    if (paused == NULL && alone)
+        paused = youngest_paused(s, true);
     if (paused != NULL && (victim == NULL || alone || paused->order > victim->order)) {
         sched_retire(s, paused, SEQUENCE_WAITING);
         return true;
@@ -243,26 +264,48 @@ static bool within_headroom(const struct sched *s, const struct sequence *q)
     return bytes * s->fetch_us <= s->headroom * s->step_us;
 }
 
+/* HBM blocks that q takes, and in *down DRAM blocks, beside what it has: with the least hot set where it
+ * can have one, else whole. */
+static uint64_t needed_under_pressure(const struct sched *s, const struct sequence *q,
+                                      uint32_t rows, uint64_t *down)
+{
+    uint32_t below = less(blocks_for(s, rows), tail_blocks(s)); /* of its own, in DRAM */
+    if (q->state == SEQUENCE_PAUSED)
+        below = less(below, q->kv.n_blocks);
+    else if (q->kv.residence == KV_SPILLED) /* a hit in DRAM */
+        below = less(below, sealed_blocks(s, q));
+    bool spilled = q->kv.residence == KV_SPILLED;
+    bool whole = !spilled && (!residence_can_spill(s, q) || below > kv_dram_available(s->kv));
+    *down = whole ? 0 : below;
+    return whole || spilled ? residence_wanted(s, q, rows) : floor_blocks(s, q, rows);
+}
+
+/* DRAM blocks that a running sequence will still take, beside what is sealed: of a pinned one, since it
+ * must not be preempted again. */
+static uint32_t dram_reserved(const struct sched *s, const struct sequence *q)
+{
+    uint32_t longest = q->n_prompt + q->max_tokens;
+    uint32_t below = less(blocks_for(s, longest), tail_blocks(s));
+    return sched_is_pinned(q) ? less(below, sealed_blocks(s, q)) : 0;
+}
+
 bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows)
 {
-    uint64_t available = kv_available(s->kv), dram = kv_dram_available(s->kv);
-    bool sparse = q->in != NULL && dram > 0;
-    uint64_t need = sparse ? floor_blocks(s, q, rows) : residence_wanted(s, q, rows);
-    uint64_t down = sparse ? less(blocks_for(s, rows), tail_blocks(s)) : 0; /* its own, in DRAM */
-    if (q->state == SEQUENCE_PAUSED) /* which has them there already */
-        down = less((uint32_t)down, q->kv.n_blocks);
+    uint64_t available = kv_available(s->kv), dram = kv_dram_available(s->kv), down;
+    uint64_t need = needed_under_pressure(s, q, rows, &down);
     if (s->prefix_caching) /* the copy of a segment that others read, while it is sealed */
         need += blocks_for(s, SEGMENT_ROWS);
     for (uint32_t i = 0; i < s->n_running; i++) {
         const struct sequence *r = s->running[i];
-        uint32_t longest = r->n_prompt + r->max_tokens, sealed = sealed_blocks(s, r);
-        uint32_t expected = min_u32(r->n_tokens + SEGMENT_ROWS, longest);
-        if (may_spill(r) && down + sealed <= dram) {
+        uint32_t sealed = sealed_blocks(s, r), expected = rows_reserved(r, SEGMENT_ROWS);
+        if (may_spill(s, r) && down + sealed <= dram) {
             available += kv_spill_gain(s->kv, &r->kv, residence_min_slots(s, r, r->n_computed));
-            down += sealed;
-            need += tail_growth(s, r, expected);
+            down += sealed + dram_reserved(s, r);
+            need += tail_growth(s, r, expected) + less(residence_min_slots(s, r, expected),
+                                                       residence_min_slots(s, r, r->n_computed));
         } else if (r->kv.residence == KV_SPILLED) {
             available += excess(s, r);
+            down += dram_reserved(s, r);
             need += tail_growth(s, r, expected) +
                     less(residence_min_slots(s, r, expected), r->kv.n_slots - excess(s, r));
         } else {
@@ -280,8 +323,7 @@ static uint64_t reserved(const struct sched *s)
     uint64_t n = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         const struct sequence *q = s->running[i];
-        n += residence_wanted(
-            s, q, min_u32(q->n_tokens + SCHED_FIRST_OUTPUT, q->n_prompt + q->max_tokens));
+        n += residence_wanted(s, q, rows_reserved(q, SCHED_FIRST_OUTPUT));
     }
     return n;
 }
@@ -321,7 +363,7 @@ static uint32_t make_claims(struct sched *s, uint32_t *total)
         hot_set_curve(q->kv.hot, curve);
         hot_set_decay(q->kv.hot);
         uint32_t min = min_u32(residence_min_slots(s, q, q->n_computed), q->kv.n_slots);
-        uint32_t max = max_u32(sealed_blocks(s, q), min);
+        uint32_t max = max_u32(min_u32(sealed_blocks(s, q), HOT_MAX_SLOTS), min);
         s->claims[n++] =
             (struct budget_claim){.curve = curve,
                                   .min = min,

@@ -33,6 +33,9 @@ enum {
 uint32_t residence_wanted(const struct sched *s, const struct sequence *q, uint32_t rows);
 /* Slots a hot set of the sequence must have to run on up to `rows` positions. */
 uint32_t residence_min_slots(const struct sched *s, const struct sequence *q, uint32_t rows);
+/* May it ever be SPILLED: it attends by plan, there is DRAM, and at its longest a plan names no more pages
+ * than a hot set has slots (HOT_MAX_SLOTS). */
+bool residence_can_spill(const struct sched *s, const struct sequence *q);
 /* Would it fit, for `rows` positions, if everybody who can be spilled was down to the minimum, within
  * DRAM and the headroom for transfers? */
 bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows);

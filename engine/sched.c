@@ -10,12 +10,15 @@
 void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t max_seqs,
                 uint32_t max_rows, bool prefix_caching)
 {
+    struct kv_counts c;
     CHECK(max_seqs > 0 && max_rows >= max_seqs);
+    kv_counts(kv, &c);
     *s = (struct sched){.kv = kv,
                         .at = at,
                         .max_seqs = max_seqs,
                         .max_rows = max_rows,
                         .prefix_caching = prefix_caching,
+                        .has_dram = c.total[KV_DRAM] > 0,
                         .n_buckets = 1024,
                         .blocked_at = SCHED_NOT_BLOCKED};
     s->running = mem_alloc(max_seqs * sizeof *s->running);
@@ -117,6 +120,7 @@ static void sequence_move(struct sched *s, struct sequence *q, enum sequence_sta
     if (to == SEQUENCE_WAITING || to == SEQUENCE_DONE) {
         kv_seq_close(s->kv, &q->kv);
         q->n_computed = 0;
+        q->is_proven = false;
     }
     q->n_scheduled = 0;
     if (to == SEQUENCE_RUNNING)
@@ -217,7 +221,7 @@ static bool resume(struct sched *s, struct sequence *q, bool whole)
 {
     if (whole && kv_seq_resume(s->kv, &q->kv, 0) == OK)
         return true;
-    uint32_t slots = q->in == NULL ? 0 : residence_min_slots(s, q, q->n_tokens);
+    uint32_t slots = residence_can_spill(s, q) ? residence_min_slots(s, q, q->n_tokens) : 0;
     while (kv_seq_resume(s->kv, &q->kv, slots) != OK)
         if (!residence_squeeze(s))
             return false;
@@ -324,8 +328,8 @@ static status seal_due(struct sched *s, struct sequence *q)
 {
     while (q->in != NULL && q->kv.n_segments < kv_segments_due(q->n_computed)) {
         struct kv_seal seal;
-        bool shares = !q->is_private && q->n_tokens > q->n_prompt &&
-                      (q->kv.n_segments + 1) * SEGMENT_ROWS <= q->n_prompt;
+        bool shares =
+            q->is_proven && !q->is_private && (q->kv.n_segments + 1) * SEGMENT_ROWS <= q->n_prompt;
         TRY(kv_seq_seal_begin(s->kv, &q->kv, shares ? q->tokens : NULL, &seal));
         if (!seal.found)
             attention_seal(s->at, q->in, seal.segment, seal.record,

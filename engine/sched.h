@@ -34,7 +34,7 @@ struct sched {
     struct kv *kv;
     struct attention *at;        /* seals; NULL: nothing attends by plan */
     uint32_t max_seqs, max_rows; /* per step */
-    bool prefix_caching;
+    bool prefix_caching, has_dram;
     struct sequence *first, *last; /* waiting, in order of submission */
     struct sequence **running;     /* [n_running], in order of admission */
     struct sequence **plan;        /* [n_plan] of running: in the step, decodes first */

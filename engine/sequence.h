@@ -39,6 +39,7 @@ struct sequence {
     const float *bias;
     uint32_t n_stop, n_bias;
     uint64_t salt[2];
+    bool is_proven;  /* a finite logit was seen behind the prompt since these rows were computed */
     bool is_private; /* alone it has no room for copies: no hits, and nothing is offered */
     struct sparse_choice sparse; /* zeros: dense */
     /* What follows from it and from the length (never from load) at submission; NULL: dense. */

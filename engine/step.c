@@ -196,6 +196,7 @@ static bool settle_scores(struct step *st, struct sequence *q, uint32_t *next, u
 static void settle_token(struct step *st, struct sequence *q, const struct sample_row *r,
                          uint64_t now_us)
 {
+    q->is_proven = true;
     if (!q->is_private)
         kv_seq_share(st->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
     q->tokens[q->n_tokens++] = r->token;
@@ -252,5 +253,7 @@ status step_run(struct step *st)
     }
     for (uint32_t i = 0; i < st->sched->n_plan; i++)
         finish(st, st->sched->plan[i], DONE_DEVICE, 0);
+    kv_drop_prefixes(
+        st->kv); /* segments are offered when their seal is queued: it may not have run */
     return result;
 }

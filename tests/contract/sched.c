@@ -143,7 +143,7 @@ static void world_close(struct world *w)
 
 struct submission {
     struct msg_submit m;
-    uint32_t tokens[16384];
+    uint32_t tokens[1 << 19];
 };
 
 static struct sequence *submit(struct world *w, uint32_t n_prompt, uint32_t max_tokens,
@@ -296,6 +296,7 @@ static bool step(struct world *w)
         q->n_scheduled = 0;
         if (q->n_computed < q->n_tokens)
             continue;
+        q->is_proven = true;
         if (!q->is_private)
             kv_seq_share(w->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
         q->tokens[q->n_tokens] = next_token(q);
@@ -511,6 +512,71 @@ static void too_small_a_budget_is_refused_with_numbers(void)
     world_close(&w);
 }
 
+/* Everybody may be pinned when HBM runs short: what was admitted is not what is needed. */
+static void pinned_sequences_pause(void)
+{
+    struct world w;
+    const struct size z = {95, 95, 4, 64, false};
+    world_open_sized(&w, &z);
+    struct sequence *a = submit(&w, 100, 400, 1, 0), *b = submit(&w, 100, 400, 2, 0);
+    step(&w);
+    CHECK(a->state == SEQUENCE_RUNNING && b->state == SEQUENCE_RUNNING);
+    a->n_preempted = b->n_preempted = SCHED_MAX_PREEMPTIONS;
+    while (step(&w))
+        audit(&w);
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    ok(w.finished == 2 && c.pauses > 0 && w.s.preemptions == 0 && w.marks_right,
+       "where all that run are pinned, one is paused and computes nothing again");
+    world_close(&w);
+}
+
+/* What is PAUSED has its rows in DRAM: to come back SPILLED it needs no more of it. */
+static void a_full_dram_lets_back_what_is_in_it(void)
+{
+    struct world w;
+    const struct size z = {400, 275, 4, 256, false};
+    world_open_sized(&w, &z);
+    const struct sequence *dense = submit(&w, 1200, 200, 1, 0);
+    struct sequence *q = submit_sparse(&w, 2200, 40, 2, "quest", 0.05f);
+    while (sequence_n_output(q) == 0 && step(&w))
+        ;
+    CHECK(q->state == SEQUENCE_RUNNING || q->state == SEQUENCE_PAUSED);
+    if (q->state == SEQUENCE_RUNNING) {
+        CHECK(kv_seq_pause(w.kv, &q->kv) == OK);
+        sched_retire(&w.s, q, SEQUENCE_PAUSED);
+    }
+    printf("# paused with %u blocks, DRAM has %u left\n", q->kv.n_blocks, kv_dram_available(w.kv));
+    step(&w);
+    ok(dense->state == SEQUENCE_RUNNING && q->state == SEQUENCE_RUNNING &&
+           q->kv.residence == KV_SPILLED,
+       "a paused sequence comes back SPILLED although DRAM is full");
+    while (step(&w))
+        audit(&w);
+    ok(w.finished == 2 && w.marks_right, "and ends");
+    world_close(&w);
+}
+
+/* PRESET times what a plan names, and all that is sealed, are more than slots can be counted in. */
+static void hot_sets_end_where_slots_do(void)
+{
+    struct world w;
+    const struct size z = {44000, 60000, 4, 8192, true};
+    uint32_t most = 0;
+    world_open_sized(&w, &z);
+    struct sequence *q = submit_sparse(&w, 360000, 3 * RESIDENCE_EVERY, 1, "quest", 0.15f);
+    while (step(&w))
+        if (w.finished == 0 && q->kv.n_slots > most)
+            most = q->kv.n_slots;
+    is_int(w.finished, 1, "a sequence whose preset is above the largest hot set runs");
+    is_int(most, HOT_MAX_SLOTS, "with the largest");
+    submit_sparse(&w, 400000, 10, 1, "quest", 0.7f);
+    while (step(&w))
+        ;
+    is_int(w.refused, 1, "one that needs more than that and does not fit HBM is refused");
+    world_close(&w);
+}
+
 static void a_short_prompt_overtakes_a_long_one(void)
 {
     struct world w;
@@ -614,6 +680,9 @@ int main(int argc, char **argv)
     spilled_sequences_come_back();
     alone_in_a_tight_arena_nobody_hangs();
     too_small_a_budget_is_refused_with_numbers();
+    pinned_sequences_pause();
+    a_full_dram_lets_back_what_is_in_it();
+    hot_sets_end_where_slots_do();
     const struct size worlds[] = {
         {500, 3000, 8, 128, true, {0}},
         {300, 900, 12, 200, false, {0}},

@@ -234,6 +234,22 @@ static void small_budgets_are_refused(void)
     cfg.kv_dram_bytes = 3000 * BLOCK;
     cfg.max_model_len = 2304;
     cfg.sparse = choice_of(&a);
+    struct engine *e = NULL;
+    status st = engine_create(&e, &cfg, NULL, NULL);
+    ok(st == ERR_MEMORY && strstr(err_text(), "--max-model-len to ") != NULL,
+       "nor does a server start that could not serve the longest sequence (%s)", err_text());
+    cfg.max_model_len = 0;
+    CHECK(engine_create(&e, &cfg, NULL, NULL) == OK);
+    ok(engine_info(e)->max_model_len == 200 * 8 && engine_info(e)->max_dense_len == 200 * 8,
+       "where no length was asked it is cut to what can be served (%u)",
+       engine_info(e)->max_model_len);
+    engine_destroy(e);
+    cfg.max_model_len = 2304;
+    cfg.sparse = choice_of(&(struct ask){.plugin = "quest", .budget = 0.05f});
+    CHECK(engine_create(&e, &cfg, NULL, NULL) == OK);
+    ok(engine_info(e)->max_model_len == 2304 && engine_info(e)->max_dense_len == 200 * 8,
+       "what attends everything is as long as HBM");
+    engine_destroy(e);
     run(&cfg, &a, 1, false, r);
     ok(r->answers[0].done.reason == DONE_REFUSED &&
            strstr(r->answers[0].done.text, "--kv-hbm") != NULL,

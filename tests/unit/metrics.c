@@ -174,6 +174,7 @@ static void steps_become_counters_and_gauges(struct rig *g)
     s.residence = (struct msg_residence){.spilled = 3,
                                          .moved_down = 70,
                                          .page_hits = 900,
+                                         .page_misses = 60,
                                          .light_misses = 5,
                                          .leaf_bytes = 4096,
                                          .segments_found = 2,
@@ -184,6 +185,7 @@ static void steps_become_counters_and_gauges(struct rig *g)
     has(g, "spind_kv_sequences{" M "state=\"spilled\"} 3.0", "sequences by where they are");
     has(g, "spind_kv_blocks_copied_total{" M "to=\"dram\"} 70.0", "blocks copied");
     has(g, "spind_hot_pages_total{" M "outcome=\"hit\"} 900.0", "hits of hot sets");
+    has(g, "spind_hot_pages_total{" M "outcome=\"miss\"} 55.0", "misses that were attended");
     has(g, "spind_hot_pages_total{" M "outcome=\"light\"} 5.0", "light misses");
     has(g, "spind_kv_metadata_bytes{" M "what=\"leaves\"} 4096.0", "bytes of leaves");
     has(g, "spind_segments_total{" M "how=\"found\"} 2.0", "segments found sealed");

@@ -271,6 +271,18 @@ static void defaults_are_those_of_the_table(void)
     ok(r->params.temperature == 0 && request_room(r, &rules, 0) == 10, "the operator's cap");
     request_free(r);
     rules.default_max_tokens = 0;
+    r = parse_with(H, "");
+    info.max_dense_len = r->prompts[0].n_ids + 7;
+    ok(request_room(r, &rules, 0) == 7,
+       "chat, where all is attended: to the end of what HBM holds");
+    info.max_dense_len = r->prompts[0].n_ids;
+    ok(request_room(r, &rules, 0) == 1, "or to be refused for its prompt alone");
+    request_free(r);
+    info.max_dense_len = CONTEXT / 2;
+    r = parse_with(H, "\"max_tokens\":100000");
+    ok(r == NULL || request_room(r, &rules, 0) > CONTEXT / 2, "what was asked is not cut");
+    request_free(r);
+    info.max_dense_len = 0;
     rules.default_top_k = 0;
     rules.default_temperature = (double)NAN;
 }
