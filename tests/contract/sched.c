@@ -516,7 +516,7 @@ static void too_small_a_budget_is_refused_with_numbers(void)
 static void pinned_sequences_pause(void)
 {
     struct world w;
-    const struct size z = {95, 95, 4, 64, false};
+    const struct size z = {95, 95, 4, 64, false, {0}};
     world_open_sized(&w, &z);
     struct sequence *a = submit(&w, 100, 400, 1, 0), *b = submit(&w, 100, 400, 2, 0);
     step(&w);
@@ -535,7 +535,7 @@ static void pinned_sequences_pause(void)
 static void a_full_dram_lets_back_what_is_in_it(void)
 {
     struct world w;
-    const struct size z = {400, 275, 4, 256, false};
+    const struct size z = {400, 275, 4, 256, false, {0}};
     world_open_sized(&w, &z);
     const struct sequence *dense = submit(&w, 1200, 200, 1, 0);
     struct sequence *q = submit_sparse(&w, 2200, 40, 2, "quest", 0.05f);
@@ -561,7 +561,7 @@ static void a_full_dram_lets_back_what_is_in_it(void)
 static void hot_sets_end_where_slots_do(void)
 {
     struct world w;
-    const struct size z = {44000, 60000, 4, 8192, true};
+    const struct size z = {44000, 60000, 4, 8192, true, {0}};
     uint32_t most = 0;
     world_open_sized(&w, &z);
     struct sequence *q = submit_sparse(&w, 360000, 3 * RESIDENCE_EVERY, 1, "quest", 0.15f);
