@@ -1,8 +1,9 @@
 /* RetroInfer's wave index (reference/wave-index.md) as selection.md measured it best: a partition is a
  * cluster of keys, and a cluster is a page. Sealing splits a segment into balanced clusters of one
- * page by recursive bisection and stores them in that order; the digest is the mean of a cluster's
- * rows and, beside it, the rows farthest from that mean, because averages hide the one row that
- * matters. The best clusters are attended row by row, the next ones by their digest alone.
+ * page by recursive bisection and stores them in that order. Averages hide the one row that matters,
+ * so the digest keeps more than the mean: with `codes` a few bits of every row (docs/selection.md), else
+ * `outliers` rows, those farthest from the mean. The best clusters are attended row by row, the next
+ * ones by their digest alone.
  *
  * `balance=false` is the paper's own: free k-means inside a segment, clusters of any size, selected
  * rows masked within the pages they lie in. */
@@ -179,7 +180,8 @@ static void score(const struct sparse_rows *r, const struct sparse_traits *t, co
 const struct sparse_plugin wave_plugin = {
     .abi = SPARSE_ABI,
     .name = "wave",
-    .help = "clusters of one page by their centroid and outliers; the next best are estimated",
+    .help = "clusters of one page by their mean and a few bits of every row; the next best are "
+            "estimated",
     .options = options,
     .n_options = ARRAY_LEN(options),
     .describe = describe,
