@@ -211,7 +211,7 @@ bool residence_make_room(struct sched *s, struct sequence *q)
         return true;
     }
     if (alone) { /* kv_seq_open saw that it fits; but not with copies of segments that it shares */
-        CHECK(!q->is_private);
+        q->is_stuck = q->is_private; /* without them either: memory for its tables has run out */
         q->is_private = true;
         victim = q;
     }

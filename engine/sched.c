@@ -232,6 +232,11 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
 {
     uint32_t n_hit = 0;
     bool opens = q->state == SEQUENCE_WAITING;
+    if (q->is_stuck) {
+        s->why_refused = err(ERR_MEMORY, "no memory for what a sequence of %u positions needs",
+                             q->n_prompt + q->max_tokens);
+        return REFUSED;
+    }
     if (opens) {
         const struct kv_open o = open_args(s, q);
         uint32_t min_slots = q->in == NULL ? 0 : residence_min_slots(s, q, o.max_rows);

@@ -95,7 +95,8 @@ struct size {
     uint32_t hbm, dram; /* blocks */
     uint32_t max_seqs, max_rows;
     bool caching;
-    uint32_t ring[2]; /* blocks of STREAM lanes, by tier; 0: there are none */
+    uint32_t ring[2];    /* blocks of STREAM lanes, by tier; 0: there are none */
+    uint64_t leaf_bytes; /* bound of the leaf pool; 0: none */
 };
 
 static void world_open_sized(struct world *w, const struct size *z)
@@ -116,6 +117,7 @@ static void world_open_sized(struct world *w, const struct size *z)
                                             [LANE_STREAM] = {z->ring[KV_HBM], z->ring[KV_DRAM]}},
                                  .n_records = (z->hbm + z->dram) * R / SEGMENT_ROWS + 1,
                                  .record_lane_bytes = 64,
+                                 .leaf_bytes = z->leaf_bytes,
                                  .prefix_caching = z->caching,
                                  .secret = {1, 2}};
     CHECK(kv_create(&w->kv, &fake, &kc) == OK);
@@ -424,7 +426,7 @@ static void spilled_traffic_always_ends(uint64_t seed, const struct size *z, con
 static void with_room_nothing_moves(void)
 {
     struct world w;
-    const struct size z = {2000, 2000, 8, 256, true, {0}};
+    const struct size z = {2000, 2000, 8, 256, true, {0}, 0};
     world_open_sized(&w, &z);
     for (uint32_t i = 0; i < 4; i++)
         submit_sparse(&w, 2200, 40, i, "wave", 0.05f);
@@ -441,7 +443,7 @@ static void with_room_nothing_moves(void)
 static void a_tenth_of_the_blocks_serves_all(void)
 {
     struct world w;
-    const struct size z = {224, 4000, 8, 256, true, {0}};
+    const struct size z = {224, 4000, 8, 256, true, {0}, 0};
     uint32_t together = 0;
     world_open_sized(&w, &z);
     for (uint32_t i = 0; i < 8; i++)
@@ -461,7 +463,7 @@ static void a_tenth_of_the_blocks_serves_all(void)
 static void spilled_sequences_come_back(void)
 {
     struct world w;
-    const struct size z = {900, 4000, 8, 256, true, {0}};
+    const struct size z = {900, 4000, 8, 256, true, {0}, 0};
     world_open_sized(&w, &z);
     submit_sparse(&w, 2200, 60, 2, "wave", 0.05f);
     struct sequence *q = submit_sparse(&w, 2200, 1000, 1, "wave", 0.05f);
@@ -483,7 +485,7 @@ static void spilled_sequences_come_back(void)
 static void alone_in_a_tight_arena_nobody_hangs(void)
 {
     struct world w;
-    const struct size z = {160, 4000, 4, 256, true, {0}};
+    const struct size z = {160, 4000, 4, 256, true, {0}, 0};
     world_open_sized(&w, &z);
     submit(&w, 40, 4, 1, 0);
     while (step(&w))
@@ -499,7 +501,7 @@ static void alone_in_a_tight_arena_nobody_hangs(void)
 static void too_small_a_budget_is_refused_with_numbers(void)
 {
     struct world w;
-    const struct size z = {150, 4000, 8, 256, true, {0}};
+    const struct size z = {150, 4000, 8, 256, true, {0}, 0};
     world_open_sized(&w, &z);
     submit_sparse(&w, 8000, 10, 1, "wave", 0.2f);
     submit_sparse(&w, 2200, 10, 1, "wave", 0.02f);
@@ -512,11 +514,28 @@ static void too_small_a_budget_is_refused_with_numbers(void)
     world_close(&w);
 }
 
+/* A prompt longer than HBM must spill, and its hot set cannot get one leaf. */
+static void without_memory_for_tables_one_is_refused(void)
+{
+    struct world w;
+    const struct size z = {
+        .hbm = 160, .dram = 4000, .max_seqs = 4, .max_rows = 256, .caching = true, .leaf_bytes = 1};
+    world_open_sized(&w, &z);
+    submit_sparse(&w, 3000, 100, 1, "wave", 0.02f);
+    struct sequence *q = submit(&w, 40, 4, 2, 0);
+    uint64_t id = q->id;
+    while (step(&w))
+        audit(&w);
+    ok(w.refused == 1 && w.too_large == 0 && w.finished == 1 && sched_find(&w.s, id) == NULL,
+       "a sequence whose tables find no memory is refused, not as too large; another one runs");
+    world_close(&w);
+}
+
 /* Everybody may be pinned when HBM runs short: what was admitted is not what is needed. */
 static void pinned_sequences_pause(void)
 {
     struct world w;
-    const struct size z = {95, 95, 4, 64, false, {0}};
+    const struct size z = {95, 95, 4, 64, false, {0}, 0};
     world_open_sized(&w, &z);
     struct sequence *a = submit(&w, 100, 400, 1, 0), *b = submit(&w, 100, 400, 2, 0);
     step(&w);
@@ -535,7 +554,7 @@ static void pinned_sequences_pause(void)
 static void a_full_dram_lets_back_what_is_in_it(void)
 {
     struct world w;
-    const struct size z = {400, 275, 4, 256, false, {0}};
+    const struct size z = {400, 275, 4, 256, false, {0}, 0};
     world_open_sized(&w, &z);
     const struct sequence *dense = submit(&w, 1200, 200, 1, 0);
     struct sequence *q = submit_sparse(&w, 2200, 40, 2, "quest", 0.05f);
@@ -561,7 +580,7 @@ static void a_full_dram_lets_back_what_is_in_it(void)
 static void hot_sets_end_where_slots_do(void)
 {
     struct world w;
-    const struct size z = {44000, 60000, 4, 8192, true, {0}};
+    const struct size z = {44000, 60000, 4, 8192, true, {0}, 0};
     uint32_t most = 0;
     world_open_sized(&w, &z);
     struct sequence *q = submit_sparse(&w, 360000, 3 * RESIDENCE_EVERY, 1, "quest", 0.15f);
@@ -680,19 +699,20 @@ int main(int argc, char **argv)
     spilled_sequences_come_back();
     alone_in_a_tight_arena_nobody_hangs();
     too_small_a_budget_is_refused_with_numbers();
+    without_memory_for_tables_one_is_refused();
     pinned_sequences_pause();
     a_full_dram_lets_back_what_is_in_it();
     hot_sets_end_where_slots_do();
     const struct size worlds[] = {
-        {500, 3000, 8, 128, true, {0}},
-        {300, 900, 12, 200, false, {0}},
-        {700, 700, 16, 64, true, {0}},
+        {500, 3000, 8, 128, true, {0}, 0},
+        {300, 900, 12, 200, false, {0}, 0},
+        {700, 700, 16, 64, true, {0}, 0},
         /* As memory_plan.c reckons: (16 + 64 + 64) / 8 + 2 blocks each, and two steps. */
-        {500, 3000, 4, 128, true, {4 * 20 + 2 * 17, 60}},
-        {300, 900, 8, 64, false, {8 * 20 + 2 * 9, 0}},
+        {500, 3000, 4, 128, true, {4 * 20 + 2 * 17, 60}, 0},
+        {300, 900, 8, 64, false, {8 * 20 + 2 * 9, 0}, 0},
         /* Far fewer rings than sequences: one fits. */
-        {500, 3000, 8, 128, true, {40, 20}},
-        {300, 900, 8, 128, false, {40, 200}},
+        {500, 3000, 8, 128, true, {40, 20}, 0},
+        {300, 900, 8, 128, false, {40, 200}, 0},
     };
     static const char *const names[] = {"roomy DRAM",
                                         "little DRAM",
