@@ -18,12 +18,12 @@
  * The steps of such a scale are 1/8 to 1/16: its error is a tenth of the code's own, and a shift and
  * an addition decode it on any machine.
  *
- * Order of K codes. 16 neighbouring pages are a tile, in R / 4 blocks: block k has rows 4 k .. 4 k + 3
- * of each page. In a block, nibble plane j (directions j and j + 16: the strong beside the weak, so
- * that tables of bytes have small steps) is 32 bytes: row 0 of page l is the low nibble of byte 2 l,
- * row 1 of byte 2 l + 1, rows 2 and 3 the high ones. So sums of 16 bits over even and odd bytes come
- * out as vectors of one row of 16 pages, and the sum over a page's rows is vertical. Scales follow:
- * u8 [row][page]. V codes lie by row of storage. */
+ * A level is 2 bits, four of them a byte. Order of K codes: 16 neighbouring pages are a tile; a row of
+ * each page is two vectors of 64 bytes, for directions 0 .. 15 and 16 .. 31: lane p is page p, and field
+ * s of its byte b is direction 4 s + b of the sixteen. So fields are dot products of bytes with the
+ * query's four directions, and a sum over rows is vertical. Scales follow the rows: u8 [row][page]. Of V,
+ * 16 rows of storage are a vector: lane j is direction j, field s of byte b is row 4 s + b.
+ */
 #ifndef KERNELS_CPU_CODES_H
 #define KERNELS_CPU_CODES_H
 
@@ -32,16 +32,15 @@
 enum {
     CODES_K = 32, /* directions; fewer numbers of a head: the rest has sd 0 */
     CODES_V = 16,
-    CODES_PAGES = 16,                    /* of a tile */
-    CODES_PLANES = CODES_K / 2,          /* nibbles of a row */
-    CODES_PLANE_BYTES = 2 * CODES_PAGES, /* four rows of each page */
-    CODES_BLOCK_ROWS = 4 * CODES_PAGES,  /* 64 rows, as vectors: [4][16 pages] */
-    CODES_BLOCK_SCALES = CODES_PLANES * CODES_PLANE_BYTES,
-    CODES_BLOCK_BYTES = CODES_BLOCK_SCALES + CODES_BLOCK_ROWS,
-    CODES_HEADS = 4,     /* heads of one call at most */
-    CODES_BIAS = 128,    /* of a table's bytes */
-    CODES_MAX_ROWS = 32, /* R at most */
-    CODES_SCALE_EXP = 20 /* the least scale is 2^-20, the greatest below 2^12 */
+    CODES_PAGES = 16,     /* of a tile */
+    CODES_FIELDS = 4,     /* levels of a byte */
+    CODES_LANES = 16,     /* of a vector, with four bytes each */
+    CODES_VECTOR = 64,    /* bytes */
+    CODES_VECTORS = 2,    /* of a row of a tile's pages */
+    CODES_HEADS = 4,      /* heads of one call at most */
+    CODES_MAX_ROWS = 32,  /* R at most */
+    CODES_SCALE_EXP = 20, /* the least scale is 2^-20, the greatest below 2^12 */
+    CODES_ROW_BYTES = CODES_VECTORS * CODES_VECTOR
 };
 
 #define CODES_STEP 0.9957f /* between levels: the best for 2 bits of a normal distribution (Max) */
@@ -53,22 +52,49 @@ static inline size_t codes_round(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-/* uint32_t [SEGMENT_ROWS]: bit j is the low bit of direction j, bit 16 + j the high one. */
-static inline size_t codes_v_words(void)
+/* Of the tile of page p. */
+static inline size_t codes_tile(uint32_t p, uint32_t part_rows)
 {
-    return (size_t)SEGMENT_ROWS / CODES_BLOCK_ROWS * CODES_BLOCK_BYTES;
+    return (size_t)(p / CODES_PAGES) * part_rows * (CODES_ROW_BYTES + CODES_PAGES);
+}
+
+/* Byte and shift of direction j of row i of page p; the row's scale. */
+static inline size_t codes_k_byte(uint32_t p, uint32_t i, uint32_t j, uint32_t part_rows)
+{
+    return codes_tile(p, part_rows) + (size_t)i * CODES_ROW_BYTES +
+           (size_t)(j / CODES_LANES) * CODES_VECTOR + p % CODES_PAGES * 4 + j % 4;
+}
+static inline size_t codes_k_scale(uint32_t p, uint32_t i, uint32_t part_rows)
+{
+    return codes_tile(p, part_rows) + (size_t)part_rows * CODES_ROW_BYTES +
+           (size_t)i * CODES_PAGES + p % CODES_PAGES;
+}
+static inline uint32_t codes_shift(uint32_t i) /* direction of K, row of V */
+{
+    return i % CODES_LANES / 4 * 2;
+}
+
+static inline size_t codes_v_vectors(void)
+{
+    return (size_t)SEGMENT_ROWS / CODES_PAGES * (CODES_ROW_BYTES + CODES_PAGES);
+}
+
+/* Byte of direction j of row r of storage; its shift is codes_shift(r). */
+static inline size_t codes_v_byte(uint32_t r, uint32_t j)
+{
+    return codes_v_vectors() + (size_t)(r / CODES_LANES) * CODES_VECTOR + (size_t)j * 4 + r % 4;
 }
 
 /* uint8_t [SEGMENT_ROWS] */
 static inline size_t codes_v_scales(void)
 {
-    return codes_v_words() + SEGMENT_ROWS * sizeof(uint32_t);
+    return codes_v_vectors() + (size_t)SEGMENT_ROWS / CODES_LANES * CODES_VECTOR;
 }
 
 /* float sd[CODES_K], then bf16 E [dim][CODES_K]: only of segment 0. */
 static inline size_t codes_k_basis(bool values)
 {
-    return values ? codes_v_scales() + SEGMENT_ROWS : codes_v_words();
+    return values ? codes_v_scales() + SEGMENT_ROWS : codes_v_vectors();
 }
 
 /* float sd[CODES_V], then bf16 F [CODES_V][dim] */
@@ -82,26 +108,6 @@ static inline size_t codes_bytes(uint32_t dim, bool values)
     size_t k =
         codes_k_basis(values) + codes_round(CODES_K * sizeof(float) + (size_t)dim * CODES_K * 2);
     return values ? k + codes_round(CODES_V * sizeof(float) + (size_t)dim * CODES_V * 2) : k;
-}
-
-/* Block of row `i` of page `p`. */
-static inline size_t codes_block(uint32_t p, uint32_t i, uint32_t part_rows)
-{
-    return (size_t)(p / CODES_PAGES * (part_rows / 4) + i / 4) * CODES_BLOCK_BYTES;
-}
-
-/* Of that row, inside its block: byte of a plane and shift of the nibble; the scale. */
-static inline uint32_t codes_byte(uint32_t p, uint32_t i)
-{
-    return p % CODES_PAGES * 2 + i % 2;
-}
-static inline uint32_t codes_shift(uint32_t i)
-{
-    return i % 4 / 2 * 4;
-}
-static inline uint32_t codes_scale(uint32_t p, uint32_t i)
-{
-    return CODES_BLOCK_SCALES + i % 4 * CODES_PAGES + p % CODES_PAGES;
 }
 
 /* ---- kernels ---- */
@@ -126,14 +132,16 @@ static inline size_t codes_work_floats(uint32_t dim)
     return (SEGMENT_ROWS + stride + 3 * (size_t)CODES_K) * stride + 64;
 }
 
-/* A query against the codes of a sequence, as tables: the logit of a row, in base 2, is
- * alpha * factor * sum over planes of (table[plane][nibble] - CODES_BIAS). Every table is there
- * twice, for registers of 32 bytes. */
+/* Queries of n <= CODES_HEADS heads against the codes of a sequence: the logit of a row, in base 2, is
+ * alpha * factor * (start + sum over directions of k * n). */
 struct codes_query {
-    uint8_t table[CODES_PLANES][2][16];
-    float factor;
-    float pad[15];
+    int8_t k[CODES_HEADS][CODES_K]; /* by vector, field and byte: as directions are ordered */
+    int32_t start[CODES_HEADS];     /* levels count from 0, their middle is 1.5 */
+    float factor[CODES_HEADS];
+    float limit; /* of alpha: keeps the logits of all heads within CODES_MOST */
 };
+
+#define CODES_MOST 60.0f
 
 /* Pages of a list, for the estimate of their V. */
 struct codes_estimates {
@@ -152,13 +160,13 @@ struct codes_estimates {
 
 struct codes_kernels {
     void (*seal)(const struct codes_lane *a);
-    /* Tables of n <= CODES_HEADS queries, [n][dim]. */
+    /* q: [n][dim], n <= CODES_HEADS */
     void (*query)(struct codes_query *out, const float *q, uint32_t n, uint32_t dim, float scale,
                   const uint8_t *basis);
     /* out[h][page]: ln of the sum over a page's rows of e^r, r: what a row's logit is above its
-     * centroid's; `blocks` are those of a tile. */
-    void (*masses)(const uint8_t *blocks, uint32_t part_rows, const struct codes_query *q,
-                   uint32_t n, float (*out)[CODES_PAGES]);
+     * centroid's; within 0.04. ahead: a tile that is read soon, to prefetch. */
+    void (*masses)(const uint8_t *tile, const uint8_t *ahead, uint32_t part_rows,
+                   const struct codes_query *q, uint32_t n, float (*out)[CODES_PAGES]);
     void (*estimate)(const struct codes_estimates *a);
 };
 

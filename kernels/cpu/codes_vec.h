@@ -1,17 +1,13 @@
-/* Row codes, once for every instruction set (vec16.h). A file that includes this defines block_sums():
- * whole numbers, so all give the same bits.
+/* Row codes, once for every instruction set (vec16.h); what a row's logit is are whole numbers.
  *
- * masses is bound by the look-ups: 16 per row and head, 64 of them an instruction in AVX-512, and by an
- * exponential per row and head; 9 bytes per row come from memory. seal is bound by the directions in
- * segment 0 (codes_basis_vec.h), by the projections elsewhere: 48 head_dim products per row. */
+ * masses is bound by arithmetic: for 16 rows 14 operations take their levels apart, then each head has 8
+ * dot products and 5 operations of an exponential; 9 bytes per row come from memory. seal is bound by the
+ * directions in segment 0 (codes_basis_vec.h), by the projections elsewhere: 48 head_dim products per
+ * row. */
 #ifndef KERNELS_CPU_CODES_VEC_H
 #define KERNELS_CPU_CODES_VEC_H
 
 #include "kernels/cpu/codes_basis_vec.h"
-
-/* Sums of the tables of n <= CODES_HEADS queries over the planes of a block: out[h][row][page]. */
-static void block_sums(const uint8_t *block, const struct codes_query *q, uint32_t n,
-                       uint16_t (*out)[CODES_BLOCK_ROWS]);
 
 /* 16 bytes as numbers. */
 V16_FN v16i load_bytes(const uint8_t *p)
@@ -50,18 +46,12 @@ V16_FN v16f scales_of(const uint8_t *p)
     return v16_of_bits(v16i_add(bits, v16i_set1(SCALE_BASE)));
 }
 
-/* 2^x for x <= 0, within 3e-6 of it; 2^-100 below that and for NaN. */
-V16_FN v16f exp2_below(v16f x)
+/* 2^x for x in [-100, 100], linear between powers of two: within -4 and +2 %, right on average. What
+ * 2 bits leave out of a row's logit is ten times that. */
+V16_FN v16f exp2_rough(v16f x)
 {
-    x = v16_max(x, v16_set1(-100.0f));
-    v16i n = v16_to_int(x);
-    v16f f = v16_sub(x, v16_from_int(n)), y = v16_set1(1.3333558e-3f);
-    y = v16_fma(y, f, v16_set1(9.6181291e-3f));
-    y = v16_fma(y, f, v16_set1(5.5504109e-2f));
-    y = v16_fma(y, f, v16_set1(2.4022651e-1f));
-    y = v16_fma(y, f, v16_set1(6.9314718e-1f));
-    y = v16_fma(y, f, v16_set1(1.0f));
-    return v16_of_bits(v16i_add(v16_bits(y), v16i_shl(n, 23)));
+    const float steps = 0x1p23f, middle = (127.0f - 0.0573f) * 0x1p23f;
+    return v16_of_bits(v16_to_int(v16_fma(x, v16_set1(steps), v16_set1(middle))));
 }
 
 /* ---- encoding ------------------------------------------------------------------------------- */
@@ -98,20 +88,17 @@ V16_FN void encode(struct row_code *out, const v16f *y, const v16f *sd, const v1
 
 static void put_k(const struct codes_lane *a, uint32_t row, const struct row_code *c)
 {
-    uint32_t p = row / a->part_rows, i = row % a->part_rows, shift = codes_shift(i);
-    uint8_t *block = a->codes + codes_block(p, i, a->part_rows);
-    for (uint32_t j = 0; j < CODES_PLANES; j++)
-        block[j * CODES_PLANE_BYTES + codes_byte(p, i)] |=
-            (uint8_t)((c->level[0][j] | c->level[1][j] << 2) << shift);
-    block[codes_scale(p, i)] = c->scale;
+    uint32_t p = row / a->part_rows, i = row % a->part_rows;
+    for (uint32_t j = 0; j < CODES_K; j++)
+        a->codes[codes_k_byte(p, i, j, a->part_rows)] |=
+            (uint8_t)(c->level[j / CODES_LANES][j % CODES_LANES] << codes_shift(j));
+    a->codes[codes_k_scale(p, i, a->part_rows)] = c->scale;
 }
 
 static void put_v(const struct codes_lane *a, uint32_t row, const struct row_code *c)
 {
-    uint32_t word = 0;
     for (uint32_t j = 0; j < CODES_V; j++)
-        word |= ((uint32_t)c->level[0][j] & 1) << j | (uint32_t)c->level[0][j] >> 1 << (16 + j);
-    memcpy(a->codes + codes_v_words() + row * sizeof word, &word, sizeof word);
+        a->codes[codes_v_byte(row, j)] |= (uint8_t)(c->level[0][j] << codes_shift(row));
     a->codes[codes_v_scales() + row] = c->scale;
 }
 
@@ -216,146 +203,135 @@ static void seal(const struct codes_lane *a)
 
 /* ---- scores --------------------------------------------------------------------------------- */
 
-static void fill_tables(struct codes_query *out, v16f strong, v16f weak)
-{
-    static const float low[V16] = {-1.5f, -0.5f, 0.5f, 1.5f, -1.5f, -0.5f, 0.5f, 1.5f,
-                                   -1.5f, -0.5f, 0.5f, 1.5f, -1.5f, -0.5f, 0.5f, 1.5f};
-    static const float high[V16] = {-1.5f, -1.5f, -1.5f, -1.5f, -0.5f, -0.5f, -0.5f, -0.5f,
-                                    0.5f,  0.5f,  0.5f,  0.5f,  1.5f,  1.5f,  1.5f,  1.5f};
-    float g[2][V16];
-    v16f first = v16_load(low), second = v16_load(high), zero = v16_zero();
-    v16f size = v16_add(v16_max(strong, v16_sub(zero, strong)), v16_max(weak, v16_sub(zero, weak)));
-    float top = v16_hmax(size) * 1.5f;
-    v16f inverse = v16_set1(top > 1e-30f ? 127.0f / top : 0.0f);
-    out->factor = top > 1e-30f ? top / 127.0f * CODES_STEP : 0.0f;
-    v16_store(g[0], v16_mul(strong, inverse));
-    v16_store(g[1], v16_mul(weak, inverse));
-    for (uint32_t j = 0; j < CODES_PLANES; j++) {
-        int32_t whole[V16];
-        v16f t = v16_fma(first, v16_set1(g[0][j]), v16_mul(second, v16_set1(g[1][j])));
-        t = v16_min(v16_max(t, v16_set1(-127.0f)), v16_set1(127.0f));
-        v16i_store(whole, v16i_add(v16_to_int(t), v16i_set1(CODES_BIAS)));
-        for (uint32_t i = 0; i < V16; i++)
-            out->table[j][0][i] = (uint8_t)whole[i];
-        memcpy(out->table[j][1], out->table[j][0], V16);
-    }
-}
-
 static void query(struct codes_query *out, const float *q, uint32_t n, uint32_t dim, float scale,
                   const uint8_t *basis)
 {
     const float *sd = (const float *)(const void *)basis;
     const uint8_t *e = basis + CODES_K * sizeof(float);
-    v16f factor = v16_set1(scale * (float)M_LOG2E);
+    v16f factor = v16_set1(scale * (float)M_LOG2E * CODES_STEP), zero = v16_zero();
+    out->limit = 0x1p12f;
     for (uint32_t h = 0; h < n; h++, q += dim) {
-        v16f strong = v16_zero(), weak = strong;
-        for (uint32_t c = 0; c < dim; c++) {
-            v16f x = v16_set1(q[c]);
-            strong = v16_fma(v16_load_bf16(e + (size_t)c * CODES_K * 2), x, strong);
-            weak = v16_fma(v16_load_bf16(e + (size_t)c * CODES_K * 2 + 2 * V16), x, weak);
+        v16f g[CODES_VECTORS] = {zero, zero}, size;
+        int32_t whole[CODES_K], sum = 0, most = 0;
+        for (uint32_t c = 0; c < dim; c++)
+            V16_UNROLL for (uint32_t x = 0; x < CODES_VECTORS; x++) g[x] = v16_fma(
+                v16_load_bf16(e + ((size_t)c * CODES_K + x * V16) * 2), v16_set1(q[c]), g[x]);
+        for (uint32_t x = 0; x < CODES_VECTORS; x++)
+            g[x] = v16_mul(v16_mul(g[x], v16_load(sd + (size_t)x * V16)), factor);
+        size = v16_max(v16_max(g[0], v16_sub(zero, g[0])), v16_max(g[1], v16_sub(zero, g[1])));
+        float top = v16_hmax(size);
+        v16f inverse = v16_set1(top > 1e-30f ? 127.0f / top : 0.0f);
+        for (uint32_t x = 0; x < CODES_VECTORS; x++) {
+            v16f y = v16_mul(g[x], inverse);
+            y = v16_min(v16_max(y, v16_set1(-127.0f)), v16_set1(127.0f)); /* NaN too */
+            v16i_store(whole + (size_t)x * V16, v16_to_int(y));
         }
-        fill_tables(&out[h], v16_mul(v16_mul(strong, v16_load(sd)), factor),
-                    v16_mul(v16_mul(weak, v16_load(sd + V16)), factor));
+        for (uint32_t j = 0; j < CODES_K; j++) {
+            out->k[h][j] = (int8_t)whole[j];
+            sum += whole[j];
+            most += whole[j] < 0 ? -whole[j] : whole[j];
+        }
+        out->start[h] = -3 * sum / 2;
+        out->factor[h] = top > 1e-30f ? top / 127.0f : 0.0f;
+        float limit = CODES_MOST / (1.5f * out->factor[h] * (float)(most + 1) + 1e-30f);
+        out->limit = limit < out->limit ? limit : out->limit;
     }
 }
 
-/* Logits in base 2 of the rows of a tile's pages, relative to their centroids: t[row]; and the
- * greatest of each page. sums: [rows / 4][64] of one head. */
-V16_FN v16f row_logits(const struct codes_query *q, const uint16_t *sums, uint32_t stride,
-                       const float *alpha, const uint32_t rows, v16f *t)
+/* The levels of 16 rows, one of each page: vectors of bytes, as directions are ordered. */
+V16_FN void take_apart(const uint8_t *row, const uint32_t vectors, v16i *levels)
 {
-    v16f factor = v16_set1(q->factor), top = v16_set1(-3e38f);
-    v16i bias = v16i_set1(CODES_PLANES * CODES_BIAS);
-    V16_UNROLL for (uint32_t i = 0; i < rows; i++)
+    v16i three = v16i_set1(0x03030303);
+    V16_UNROLL for (uint32_t x = 0; x < vectors; x++)
     {
-        const uint16_t *s = sums + (size_t)i / 4 * stride + i % 4 * (size_t)V16;
-        v16f x = v16_from_int(v16i_sub(v16i_load_u16(s), bias));
-        t[i] = v16_mul(v16_mul(x, factor), v16_load(alpha + (size_t)i * V16));
-        top = v16_max(t[i], top);
-    }
-    return top;
-}
-
-struct tile_sums {
-    uint16_t sums[CODES_MAX_ROWS / 4][CODES_HEADS][CODES_BLOCK_ROWS];
-    float alpha[CODES_MAX_ROWS * V16]; /* [row][page] */
-};
-
-static void sum_tile(struct tile_sums *s, const uint8_t *blocks, uint32_t rows,
-                     const struct codes_query *q, uint32_t n)
-{
-    for (uint32_t k = 0; k < rows / 4; k++, blocks += CODES_BLOCK_BYTES) {
-        block_sums(blocks, q, n, s->sums[k]);
-        for (uint32_t i = 0; i < 4; i++)
-            v16_store(s->alpha + ((size_t)k * 4 + i) * V16,
-                      scales_of(blocks + CODES_BLOCK_SCALES + (size_t)i * V16));
+        v16i all = v16i_load(row + (size_t)x * CODES_VECTOR);
+        levels[4 * x] = v16i_and(all, three);
+        levels[4 * x + 1] = v16i_and(v16i_shr(all, 2), three);
+        levels[4 * x + 2] = v16i_and(v16i_shr(all, 4), three);
+        levels[4 * x + 3] = v16i_and(v16i_shr(all, 6), three);
     }
 }
 
-V16_FN void masses_of(const struct tile_sums *s, const uint32_t rows, const struct codes_query *q,
-                      uint32_t n, float (*out)[CODES_PAGES])
+/* e^r of row i of the pages of a tile, for n heads; r: its logit above the centroid's. */
+V16_FN void row_masses(const uint8_t *tile, uint32_t rows, uint32_t i, const struct codes_query *q,
+                       const uint32_t n, v16f *out)
 {
-    const uint32_t stride = CODES_HEADS * CODES_BLOCK_ROWS;
-    for (uint32_t h = 0; h < n; h++) {
-        v16f t[CODES_MAX_ROWS], sum = v16_zero();
-        v16f top = row_logits(&q[h], s->sums[0][h], stride, s->alpha, rows, t);
-        V16_UNROLL for (uint32_t i = 0; i < rows; i++) sum =
-            v16_add(sum, exp2_below(v16_sub(t[i], top)));
-        v16_store(out[h], v16_fma(top, v16_set1((float)M_LN2), v16_log(sum)));
+    enum { BYTES = CODES_VECTORS * CODES_FIELDS };
+    v16i levels[BYTES];
+    take_apart(tile + (size_t)i * CODES_ROW_BYTES, CODES_VECTORS, levels);
+    v16f alpha = scales_of(tile + (size_t)rows * CODES_ROW_BYTES + (size_t)i * CODES_PAGES);
+    alpha = v16_min(alpha, v16_set1(q->limit));
+    V16_UNROLL for (uint32_t h = 0; h < n; h++)
+    {
+        v16i sum = v16i_dot4(v16i_set1(q->start[h]), levels, q->k[h], BYTES);
+        v16f factor = v16_mul(alpha, v16_set1(q->factor[h]));
+        out[h] = exp2_rough(v16_mul(v16_from_int(sum), factor));
     }
 }
 
-static void masses(const uint8_t *blocks, uint32_t part_rows, const struct codes_query *q,
-                   uint32_t n, float (*out)[CODES_PAGES])
+V16_FN void masses_of(const uint8_t *tile, const uint8_t *ahead, uint32_t rows,
+                      const struct codes_query *q, const uint32_t n, float (*out)[CODES_PAGES])
 {
-    struct tile_sums s;
-    sum_tile(&s, blocks, part_rows, q, n);
-    if (part_rows == 8)
-        masses_of(&s, 8, q, n, out);
-    else if (part_rows == 16)
-        masses_of(&s, 16, q, n, out);
+    v16f sum[CODES_HEADS], one[CODES_HEADS];
+    V16_UNROLL for (uint32_t h = 0; h < n; h++) sum[h] = v16_zero();
+    for (uint32_t i = 0; i < rows; i++, ahead += CODES_ROW_BYTES) {
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + CODES_VECTOR);
+        row_masses(tile, rows, i, q, n, one);
+        V16_UNROLL for (uint32_t h = 0; h < n; h++) sum[h] = v16_add(sum[h], one[h]);
+    }
+    for (uint32_t i = 0; i < rows * CODES_PAGES; i += CODES_VECTOR)
+        __builtin_prefetch(ahead + i); /* scales */
+    for (uint32_t h = 0; h < n; h++)
+        v16_store(out[h], v16_log(sum[h]));
+}
+
+static void masses(const uint8_t *tile, const uint8_t *ahead, uint32_t part_rows,
+                   const struct codes_query *q, uint32_t n, float (*out)[CODES_PAGES])
+{
+    if (n == 4)
+        masses_of(tile, ahead, part_rows, q, 4, out);
+    else if (n == 3)
+        masses_of(tile, ahead, part_rows, q, 3, out);
+    else if (n == 2)
+        masses_of(tile, ahead, part_rows, q, 2, out);
     else
-        masses_of(&s, part_rows, q, n, out);
+        masses_of(tile, ahead, part_rows, q, 1, out);
 }
 
 /* ---- estimates ------------------------------------------------------------------------------ */
 
-/* Up to 16 pages of a list as a tile of their own. */
+/* Up to 16 pages of a list as a tile of their own, and what their rows weigh. */
 struct gathered {
-    uint8_t blocks[CODES_MAX_ROWS / 4 * CODES_BLOCK_BYTES];
-    float scale[CODES_MAX_ROWS * V16];               /* [row][page] of V */
-    uint32_t words[CODES_MAX_ROWS * V16];            /* [page][row] */
-    float weight[CODES_HEADS][CODES_MAX_ROWS * V16]; /* [row][page] */
+    uint8_t tile[CODES_MAX_ROWS * (CODES_ROW_BYTES + CODES_PAGES)];
+    uint8_t v_scale[CODES_MAX_ROWS * CODES_PAGES]; /* [row][page] */
+    /* Weights of a page's rows relative to its heaviest, 0 .. 127: [four rows][page][row] */
+    int8_t weight[CODES_HEADS][CODES_MAX_ROWS * CODES_PAGES];
+    float factor[CODES_HEADS][CODES_PAGES]; /* what 1 of them stands for */
 };
 
+/* Codes of K and scales, one page after the other. */
 static void gather(struct gathered *g, const struct codes_estimates *a, uint32_t first, uint32_t n)
 {
     uint32_t rows = a->part_rows;
-    uint8_t scale[CODES_MAX_ROWS * V16];
-    if (n < V16) { /* what is not gathered is computed, with weight 0 */
-        memset(g->blocks, 0, sizeof g->blocks);
-        memset(scale, 0, sizeof scale);
+    if (n < CODES_PAGES) { /* what is not gathered is computed, and weighs nothing */
+        memset(g->tile, 0, sizeof g->tile);
+        memset(g->v_scale, 0, sizeof g->v_scale);
     }
     for (uint32_t e = 0; e < n; e++) {
         const uint8_t *codes = a->codes[first + e];
         uint32_t p = a->parts[first + e];
-        for (uint32_t i = 0; i < rows; i += 4) {
-            const uint8_t *from = codes + codes_block(p, i, rows) + codes_byte(p, 0);
-            uint8_t *to = g->blocks + codes_block(0, i, rows) + codes_byte(e, 0);
-            for (uint32_t j = 0; j < CODES_PLANES; j++)
-                memcpy(to + j * CODES_PLANE_BYTES, from + j * CODES_PLANE_BYTES, 2);
-            for (uint32_t k = 0; k < 4; k++)
-                g->blocks[codes_block(0, i, rows) + codes_scale(e, k)] =
-                    codes[codes_block(p, i, rows) + codes_scale(p, k)];
-        }
-        memcpy(g->words + (size_t)e * rows, codes + codes_v_words() + (size_t)p * rows * 4,
-               rows * sizeof *g->words);
+        const uint8_t *from = codes + codes_k_byte(p, 0, 0, rows);
+        uint8_t *to = g->tile + codes_k_byte(e, 0, 0, rows);
+        for (uint32_t i = 0; i < rows * CODES_VECTORS; i++)
+            memcpy(to + (size_t)i * CODES_VECTOR, from + (size_t)i * CODES_VECTOR, 4);
+        const uint8_t *k = codes + codes_k_scale(p, 0, rows);
         const uint8_t *v = codes + codes_v_scales() + (size_t)p * rows;
-        for (uint32_t i = 0; i < rows; i++)
-            scale[i * V16 + e] = v[i];
+        for (uint32_t i = 0; i < rows; i++) {
+            g->tile[codes_k_scale(e, i, rows)] = k[(size_t)i * CODES_PAGES];
+            g->v_scale[i * CODES_PAGES + e] = v[i];
+        }
     }
-    for (uint32_t i = 0; i < rows; i++)
-        v16_store(g->scale + (size_t)i * V16, scales_of(scale + (size_t)i * V16));
 }
 
 /* Weights of the pages [first, + n) relative to m; 0 elsewhere. */
@@ -365,59 +341,79 @@ static v16f page_weights(const struct codes_estimates *a, uint32_t h, uint32_t f
     for (uint32_t e = 0; e < V16; e++)
         x[e] = e < n ? a->logits[h * a->stride + first + e] : -INFINITY;
     v16f t = v16_sub(v16_mul(v16_load(x), v16_set1((float)M_LOG2E)), v16_set1(a->m[h]));
-    return v16_pick(v16_gt(t, v16_set1(-99.0f)), exp2_below(t), v16_zero());
+    return v16_pick(v16_gt(t, v16_set1(-99.0f)), v16_exp2(t), v16_zero());
 }
 
-/* Sums over the rows of levels times weights, without step and middle, and of the weights. */
+/* Sums over the rows of levels times weights, by direction, and of the weights, by page: what codes
+ * add is their sum less 1.5 of the weights'. */
 struct v_sums {
-    v16f low[CODES_HEADS], high[CODES_HEADS], weight[CODES_HEADS];
+    v16f level[CODES_HEADS], weight[CODES_HEADS];
 };
 
-V16_FN void add_rows(struct v_sums *s, const struct gathered *g, uint32_t n, uint32_t rows,
-                     const uint32_t heads)
+/* Weights of rows: shares of their page's mass times their scales, times the page's weight. */
+V16_FN void weigh_rows(struct v_sums *s, struct gathered *g, const struct codes_estimates *a,
+                       const struct codes_query *q, uint32_t h0, const uint32_t heads,
+                       uint32_t first, uint32_t n)
 {
-    for (uint32_t e = 0; e < n; e++)
-        for (uint32_t i = 0; i < rows; i++) {
-            uint32_t word = g->words[e * rows + i];
-            V16_UNROLL for (uint32_t h = 0; h < heads; h++)
-            {
-                v16f w = v16_set1(g->weight[h][i * V16 + e]);
-                s->low[h] = v16_add(s->low[h], v16_pick(word & 0xffff, w, v16_zero()));
-                s->high[h] = v16_add(s->high[h], v16_pick(word >> 16, w, v16_zero()));
-            }
-        }
-}
-
-static void estimate_pages(struct v_sums *s, struct gathered *g, const struct codes_estimates *a,
-                           const struct codes_query *q, uint32_t h0, uint32_t heads, uint32_t first,
-                           uint32_t n)
-{
-    struct tile_sums t;
+    v16f mass[CODES_HEADS], w[CODES_HEADS][CODES_MAX_ROWS], top[CODES_HEADS], one[CODES_HEADS];
     uint32_t rows = a->part_rows;
-    sum_tile(&t, g->blocks, rows, q, heads);
-    for (uint32_t h = 0; h < heads; h++) {
-        v16f x[CODES_MAX_ROWS], sum = v16_zero();
-        v16f top =
-            row_logits(&q[h], t.sums[0][h], CODES_HEADS * CODES_BLOCK_ROWS, t.alpha, rows, x);
-        for (uint32_t i = 0; i < rows; i++) {
-            x[i] = exp2_below(v16_sub(x[i], top));
-            sum = v16_add(sum, x[i]);
-        }
-        v16f factor = v16_div(page_weights(a, h0 + h, first, n), sum);
-        for (uint32_t i = 0; i < rows; i++) {
-            v16f w = v16_mul(v16_mul(x[i], factor), v16_load(g->scale + (size_t)i * V16));
-            s->weight[h] = v16_add(s->weight[h], w);
-            v16_store(g->weight[h] + (size_t)i * V16, w);
+    for (uint32_t h = 0; h < heads; h++)
+        mass[h] = top[h] = v16_zero();
+    for (uint32_t i = 0; i < rows; i++) {
+        v16f scale = scales_of(g->v_scale + (size_t)i * CODES_PAGES);
+        row_masses(g->tile, rows, i, q, heads, one);
+        for (uint32_t h = 0; h < heads; h++) {
+            mass[h] = v16_add(mass[h], one[h]);
+            w[h][i] = v16_mul(one[h], scale);
+            top[h] = v16_max(top[h], w[h][i]);
         }
     }
-    if (heads == 4)
-        add_rows(s, g, n, rows, 4);
-    else if (heads == 3)
-        add_rows(s, g, n, rows, 3);
-    else if (heads == 2)
-        add_rows(s, g, n, rows, 2);
-    else
-        add_rows(s, g, n, rows, 1);
+    for (uint32_t h = 0; h < heads; h++) {
+        v16f to_whole = v16_div(v16_set1(127.0f), top[h]), sum = v16_zero();
+        for (uint32_t i = 0; i < rows; i += 4) {
+            v16i four = v16i_set1(0);
+            V16_UNROLL for (int k = 3; k >= 0; k--)
+            {
+                v16i x = v16_to_int(v16_mul(w[h][i + (uint32_t)k], to_whole));
+                sum = v16_add(sum, v16_from_int(x));
+                four = v16i_or(v16i_shl(four, 8), x);
+            }
+            v16i_store(g->weight[h] + (size_t)i * CODES_PAGES, four);
+        }
+        v16f page = v16_div(page_weights(a, h0 + h, first, n), v16_mul(mass[h], to_whole));
+        v16_store(g->factor[h], page);
+        s->weight[h] = v16_fma(page, sum, s->weight[h]);
+    }
+}
+
+V16_FN void add_rows(struct v_sums *s, const struct gathered *g, const struct codes_estimates *a,
+                     const uint32_t heads, uint32_t first, uint32_t n)
+{
+    v16i three = v16i_set1(0x03030303), none = v16i_set1(0);
+    for (uint32_t e = 0; e < n; e++) {
+        uint32_t row = a->parts[first + e] * a->part_rows;
+        const uint8_t *vectors = a->codes[first + e] + codes_v_vectors();
+        v16i sum[CODES_HEADS];
+        V16_UNROLL for (uint32_t h = 0; h < heads; h++) sum[h] = none;
+        for (uint32_t i = 0; i < a->part_rows; i += 4) {
+            uint32_t r = row + i;
+            v16i x = v16i_load(vectors + (size_t)(r / CODES_LANES) * CODES_VECTOR);
+            x = v16i_and(v16i_shr(x, (int)codes_shift(r)), three);
+            V16_UNROLL for (uint32_t h = 0; h < heads; h++) sum[h] =
+                v16i_dot4(sum[h], &x, g->weight[h] + (size_t)(i * CODES_PAGES + e * 4), 1);
+        }
+        V16_UNROLL for (uint32_t h = 0; h < heads; h++) s->level[h] =
+            v16_fma(v16_from_int(sum[h]), v16_set1(g->factor[h][e]), s->level[h]);
+    }
+}
+
+V16_FN void estimate_pages(struct v_sums *s, struct gathered *g, const struct codes_estimates *a,
+                           const struct codes_query *q, uint32_t h0, const uint32_t heads,
+                           uint32_t first, uint32_t n)
+{
+    gather(g, a, first, n);
+    weigh_rows(s, g, a, q, h0, heads, first, n);
+    add_rows(s, g, a, heads, first, n);
 }
 
 /* o += F (sd T (2 high + low - 1.5)) */
@@ -427,8 +423,7 @@ static void rotate_back(const struct codes_estimates *a, const struct v_sums *s,
     const float *sd = (const float *)(const void *)(a->basis + codes_v_basis(a->dim));
     const uint8_t *f = (const uint8_t *)(sd + CODES_V);
     float y[CODES_V];
-    v16f x = v16_fma(v16_set1(2.0f), s->high[h], s->low[h]);
-    x = v16_sub(x, v16_set1(1.5f * v16_hsum(s->weight[h])));
+    v16f x = v16_sub(s->level[h], v16_set1(1.5f * v16_hsum(s->weight[h])));
     v16_store(y, v16_mul(v16_mul(x, v16_set1(CODES_STEP)), v16_load(sd)));
     for (uint32_t c = 0; c < a->dim; c += V16) {
         uint16_t last[V16] = {0};
@@ -446,18 +441,24 @@ static void rotate_back(const struct codes_estimates *a, const struct v_sums *s,
 static void estimate(const struct codes_estimates *a)
 {
     struct gathered g;
-    struct codes_query q[CODES_HEADS];
+    struct codes_query q;
     const uint8_t *k_basis = a->basis + codes_k_basis(true);
     for (uint32_t h = 0, n; h < a->group; h += n) {
         struct v_sums s;
         n = a->group - h < CODES_HEADS ? a->group - h : CODES_HEADS;
-        query(q, a->q + (size_t)h * a->dim, n, a->dim, a->scale, k_basis);
+        query(&q, a->q + (size_t)h * a->dim, n, a->dim, a->scale, k_basis);
         for (uint32_t i = 0; i < CODES_HEADS; i++)
-            s.low[i] = s.high[i] = s.weight[i] = v16_zero();
-        for (uint32_t e = 0; e < a->n; e += V16) {
-            uint32_t pages = a->n - e < V16 ? a->n - e : V16;
-            gather(&g, a, e, pages);
-            estimate_pages(&s, &g, a, q, h, n, e, pages);
+            s.level[i] = s.weight[i] = v16_zero();
+        for (uint32_t e = 0; e < a->n; e += CODES_PAGES) {
+            uint32_t pages = a->n - e < CODES_PAGES ? a->n - e : CODES_PAGES;
+            if (n == 4)
+                estimate_pages(&s, &g, a, &q, h, 4, e, pages);
+            else if (n == 3)
+                estimate_pages(&s, &g, a, &q, h, 3, e, pages);
+            else if (n == 2)
+                estimate_pages(&s, &g, a, &q, h, 2, e, pages);
+            else
+                estimate_pages(&s, &g, a, &q, h, 1, e, pages);
         }
         for (uint32_t i = 0; i < n; i++)
             rotate_back(a, &s, i, a->o + (size_t)(h + i) * a->o_stride);

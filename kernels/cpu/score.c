@@ -61,7 +61,7 @@ static void score_item(const struct score_call *c, uint32_t item, void *work)
         .open = c->open != NULL ? c->open + (size_t)lane * c->open_stride : NULL,
         .work = work,
         .codes = c->b->codes,
-        .tables = (void *)((uint8_t *)work + score_work_bytes(g->head_dim)),
+        .codes_query = (void *)((uint8_t *)work + score_work_bytes(g->head_dim)),
     };
     if (c->coarse) {
         p.out = c->coarse_scores + (size_t)lane * c->group * c->coarse_stride;
@@ -108,8 +108,7 @@ static void take_scratch(struct score_call *c, uint32_t segments)
     struct score_scratch *s = c->b->score_scratch;
     uint32_t threads = pool_threads(c->b->pool);
     size_t lanes = (size_t)a->n_rows * a->kv->geo->kv_heads, scores = 0, open = 0;
-    c->worker_bytes =
-        score_work_bytes(a->kv->geo->head_dim) + SCORE_HEADS * sizeof(struct codes_query);
+    c->worker_bytes = score_work_bytes(a->kv->geo->head_dim) + sizeof(struct codes_query);
     if (c->coarse) {
         c->coarse_stride = segments * (a->desc.parts / DIGEST_COARSE);
         c->open_stride = segments * (a->desc.parts / a->coarse_group);

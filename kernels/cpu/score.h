@@ -24,7 +24,7 @@ struct score_part {
     const uint8_t *open; /* [segments * parts / coarse_group] of the row; NULL: all are open */
     void *work;          /* score_work_bytes() of the calling worker */
     const struct codes_kernels *codes; /* DIGEST_CODES */
-    struct codes_query *tables;        /* [SCORE_HEADS], of the calling worker */
+    struct codes_query *codes_query;   /* of the calling worker */
 };
 
 struct score_kernels {

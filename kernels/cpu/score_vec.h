@@ -136,7 +136,8 @@ struct mass {
     struct digest_vectors vectors[DIGEST_KINDS];
     uint32_t kinds, parts;
     struct score_query (*q)[SCORE_HEADS]; /* [kinds] */
-    const uint8_t *next[DIGEST_KINDS];    /* vectors of the next segment */
+    const uint8_t *next_record;           /* that this or another worker reads next */
+    const uint8_t *next[DIGEST_KINDS];    /* its vectors */
 };
 
 typedef int32_t mass_dots[DIGEST_KINDS][SCORE_HEADS][DOT_TILES * V16];
@@ -160,6 +161,21 @@ V16_FN const uint8_t *tiles_ahead(const struct mass *s, uint32_t k, uint32_t t, 
     return s->vectors[k].tiles + (size_t)(t + DOT_TILES) * V16 * dim;
 }
 
+static const uint8_t *codes_at(const struct score_part *p, const uint8_t *record, uint32_t tile)
+{
+    uint32_t rows = SEGMENT_ROWS / p->layout->parts;
+    return record + p->layout->codes + codes_tile(tile * V16, rows);
+}
+
+/* Two tiles on: what one takes to compute is less than memory takes to answer. */
+static const uint8_t *codes_ahead(const struct score_part *p, const struct mass *s,
+                                  const uint8_t *record, uint32_t tile)
+{
+    uint32_t tiles = digest_tiles(s->parts);
+    return tile + 2 < tiles ? codes_at(p, record, tile + 2)
+                            : codes_at(p, s->next_record, tile + 2 - tiles);
+}
+
 V16_FN void mass_tiles(const struct score_part *p, const struct mass *s, const uint32_t kinds,
                        const uint8_t *record, uint32_t segment, uint32_t h0, uint32_t n)
 {
@@ -181,9 +197,8 @@ V16_FN void mass_tiles(const struct score_part *p, const struct mass *s, const u
             float of_rows[SCORE_HEADS][V16]; /* in place of `rows`, by head */
             bool coded = p->a->desc.kind == DIGEST_CODES && !p->coarse && m[i] != 0;
             if (coded)
-                p->codes->masses(record + p->layout->codes +
-                                     codes_block((t + i) * V16, 0, SEGMENT_ROWS / s->parts),
-                                 SEGMENT_ROWS / s->parts, p->tables, n, of_rows);
+                p->codes->masses(codes_at(p, record, t + i), codes_ahead(p, s, record, t + i),
+                                 SEGMENT_ROWS / s->parts, p->codes_query, n, of_rows);
             for (uint32_t h = 0; h < n; h++) {
                 v16f above = coded ? v16_load(of_rows[h]) : rows;
                 put(p, h0 + h, segment, s->parts, (t + i) * V16, m[i],
@@ -215,7 +230,7 @@ static void mass_segment(const struct score_part *p, uint32_t segment)
         s.parts = l->parts / DIGEST_COARSE;
         s.vectors[0] = digest_vectors_at(record + l->coarse, l->dim);
     }
-    const uint8_t *next = next_record(p, segment);
+    const uint8_t *next = s.next_record = next_record(p, segment);
     for (uint32_t k = 0; k < s.kinds; k++) {
         if (!p->coarse)
             s.vectors[k] = digest_vectors_of(record, l, k);
@@ -229,7 +244,7 @@ static void mass_segment(const struct score_part *p, uint32_t segment)
                             p->a->scale);
         if (p->a->desc.kind == DIGEST_CODES && !p->coarse &&
             (segment == p->begin || p->group > SCORE_HEADS))
-            p->codes->query(p->tables, p->q + (size_t)h * l->dim, n, l->dim, p->a->scale,
+            p->codes->query(p->codes_query, p->q + (size_t)h * l->dim, n, l->dim, p->a->scale,
                             score_record(p, 0) + l->codes + codes_k_basis(l->values != 0));
         if (s.kinds == 1)
             mass_tiles(p, &s, 1, record, segment, h, n);

@@ -75,6 +75,18 @@ typedef __m512i v16i;
         _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(p))), \
         _mm256_loadu_si256((const __m256i *)(const void *)(q)), 1)
 #define v16i_or(a, b) _mm512_or_si512((a), (b))
+/* sum + the dot products of 4 unsigned bytes of each lane of u[0 .. n) with w[4 i .. 4 i + 3]; n <= 8,
+ * u <= 3: what AVX2 has room for. */
+V16_FN v16i v16i_dot4(v16i sum, const v16i *u, const int8_t *w, const uint32_t n)
+{
+    V16_UNROLL for (uint32_t i = 0; i < n; i++)
+    {
+        int32_t four;
+        memcpy(&four, w + (size_t)i * 4, sizeof four);
+        sum = _mm512_dpbusd_epi32(sum, u[i], _mm512_set1_epi32(four));
+    }
+    return sum;
+}
 /* The low halves of the lanes; of no lane more than 65,535 where it matters. */
 #define v16i_store_u16(p, a) _mm256_storeu_si256((__m256i *)(void *)(p), _mm512_cvtepi32_epi16(a))
 #define v16i_load_u16(p) \
@@ -254,6 +266,19 @@ V16_FN void v16i_store_u16(void *p, v16i x)
     __m256i all = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
     _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(all, 0xd8));
 }
+V16_FN v16i v16i_dot4(v16i sum, const v16i *u, const int8_t *w, const uint32_t n)
+{
+    __m256i a = _mm256_setzero_si256(), b = a, one = _mm256_set1_epi16(1);
+    V16_UNROLL for (uint32_t i = 0; i < n; i++)
+    {
+        int32_t four;
+        memcpy(&four, w + (size_t)i * 4, sizeof four);
+        a = _mm256_add_epi16(a, _mm256_maddubs_epi16(u[i].a, _mm256_set1_epi32(four)));
+        b = _mm256_add_epi16(b, _mm256_maddubs_epi16(u[i].b, _mm256_set1_epi32(four)));
+    }
+    return (v16i){_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)),
+                  _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
+}
 V16_FN v16i v16i_load_u16(const void *p)
 {
     const __m128i *q = p;
@@ -404,6 +429,14 @@ V16_FN void v16i_store_u16(void *p, v16i a)
     uint16_t *q = p;
     for (int i = 0; i < V16; i++)
         q[i] = (uint16_t)a.x[i];
+}
+V16_FN v16i v16i_dot4(v16i sum, const v16i *u, const int8_t *w, const uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t l = 0; l < V16; l++)
+            for (uint32_t b = 0; b < 4; b++)
+                sum.x[l] += (int32_t)((uint32_t)u[i].x[l] >> 8 * b & 0xff) * w[i * 4 + b];
+    return sum;
 }
 V16_FN v16i v16i_load_u16(const void *p)
 {

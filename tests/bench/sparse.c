@@ -245,7 +245,7 @@ static void measure(struct bench *b, const struct setting *s, int runs)
     double keys = s->kind == SCORE_EXACT ? SEGMENT_ROWS * DIM * 2.0
                   : s->kind == SCORE_BOUND
                       ? (double)digest_bounds_bytes(DIM, s->desc.parts)
-                      : (double)(l.kinds * l.vector_bytes + (codes ? codes_v_words() : 0));
+                      : (double)(l.kinds * l.vector_bytes + (codes ? codes_v_vectors() : 0));
     double read = keys * b->segments * LAYERS * KV_HEADS;
     printf("%-28s %8.1f %8.1f %8.1f %8.0f %8.0f %8.0f %8.0f %8.1f\n", s->name, first, seal,
            (double)l.bytes / (SEGMENT_ROWS * DIM * 4.0) * 100, score, known, select, all,
