@@ -287,6 +287,15 @@ static double borders_error(enum isa isa, struct shape s, uint32_t len, uint32_t
     return worst;
 }
 
+/* Portable code is slow, most of all under sanitizers, and has one loop for every number of dimensions:
+ * long contexts are attended with a quarter of them, and of R each shape below has one, in turn. */
+static struct shape small_if_scalar(enum isa isa, struct shape s)
+{
+    if (isa == ISA_SCALAR)
+        s.dim /= 4;
+    return s;
+}
+
 static void every_shape_agrees_with_float64(enum isa isa)
 {
     static const uint32_t rows[] = {8, 16, 32}, dims[] = {64, 128, 80, 36, 6};
@@ -296,6 +305,8 @@ static void every_shape_agrees_with_float64(enum isa isa)
             double worst = 0;
             for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
                 struct shape s = {rows[r], heads[h][0], heads[h][1], dims[d]};
+                if (isa == ISA_SCALAR && (d + h) % ARRAY_LEN(rows) != r)
+                    continue;
                 uint32_t len = isa == ISA_SCALAR ? 130 : d < 2 ? 530 : 270;
                 worst = fmax(worst, borders_error(isa, s, len, 1));
                 double e = borders_error(isa, s, len, 512);
@@ -304,7 +315,7 @@ static void every_shape_agrees_with_float64(enum isa isa)
             ok(worst < 1e-5, "%s: %u heads over %u, %u dimensions, R 8 to 32: within 1e-5 (%.1e)",
                isa_names[isa], heads[h][0], heads[h][1], dims[d], worst);
         }
-    double e = borders_error(isa, (struct shape){16, 3, 1, 64}, 1800, 100);
+    double e = borders_error(isa, small_if_scalar(isa, (struct shape){16, 3, 1, 64}), 1800, 100);
     ok(e < 1e-5, "%s: 1,800 positions in chunks of 100: within 1e-5 (%.1e)", isa_names[isa], e);
 }
 
@@ -315,6 +326,7 @@ static bool same(const float *a, const float *b, size_t n)
 
 static void how_a_prompt_is_cut_changes_no_bit(enum isa isa, struct shape s, uint32_t len)
 {
+    s = small_if_scalar(isa, s);
     static const uint32_t chunks[] = {1, 7, 16, 100, 512};
     size_t n = (size_t)len * s.heads * s.dim;
     float *whole = run_alone(isa, 2, s, 3, len, len);
@@ -341,7 +353,7 @@ static void how_a_prompt_is_cut_changes_no_bit(enum isa isa, struct shape s, uin
 /* Sixteen streams of different lengths: prompts first, then all decode together for a while. */
 static void a_batch_of_sixteen_changes_no_bit(enum isa isa)
 {
-    struct shape s = {16, 9, 3, 64};
+    struct shape s = small_if_scalar(isa, (struct shape){16, 9, 3, 64});
     enum { STEPS = 20 };
     uint32_t streams[MAX_SEQS], from[MAX_SEQS], to[MAX_SEQS];
     float *out[MAX_SEQS], *nothing[MAX_SEQS] = {0};

@@ -40,6 +40,9 @@ static const struct shape shapes[] = {
     {8, 5, 36, 48, 16, 3},   {16, 8, 80, 16, 64, 3},
 };
 
+/* Portable code is slow, and has one loop for every number of dimensions. */
+static const struct shape small = {8, 3, 16, 16, 64, 3};
+
 static void every_mixture_agrees_with_float64(enum isa isa)
 {
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
@@ -330,21 +333,24 @@ int main(void)
             continue;
         }
         every_mixture_agrees_with_float64(isa);
-        /* scalar code is slow, and the same for every shape */
-        uint32_t few = isa == ISA_SCALAR ? 1 : 3, many = isa == ISA_SCALAR ? 3 : ARRAY_LEN(shapes);
-        threads_and_batch_change_no_bit(isa, shapes[isa == ISA_AVX2 ? 4 : 0]);
+        bool slow = isa == ISA_SCALAR;
+        uint32_t few = slow ? 1 : 3, many = slow ? 3 : ARRAY_LEN(shapes);
+        threads_and_batch_change_no_bit(isa, slow ? small : shapes[isa == ISA_AVX2 ? 4 : 0]);
         for (uint32_t j = 0; j < few; j++) {
-            dense_rows_read_dram_in_place(isa, shapes[j]);
-            a_list_may_lie_anywhere(isa, shapes[j]);
-            a_plan_of_all_pages_is_dense(isa, shapes[j]);
+            dense_rows_read_dram_in_place(isa, slow ? small : shapes[j]);
+            a_list_may_lie_anywhere(isa, slow ? small : shapes[j]);
+            a_plan_of_all_pages_is_dense(isa, slow ? small : shapes[j]);
         }
-        for (size_t j = 0; j < many; j++)
-            a_stream_lane_is_the_same_however_cut(isa, shapes[j]);
+        for (size_t j = 0; j < many; j++) {
+            struct shape s = shapes[j];
+            s.dim = slow ? small.dim : s.dim;
+            a_stream_lane_is_the_same_however_cut(isa, s);
+        }
         extreme_scores_stay_finite(isa);
         huge_queries_stay_finite(isa);
         results_merge_by_lse(isa);
     }
     instruction_sets_agree(shapes[0]);
-    instruction_sets_agree(shapes[4]);
+    instruction_sets_agree(shapes[6]);
     return tap_done();
 }

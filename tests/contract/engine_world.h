@@ -64,9 +64,9 @@ static void make_model(void)
     tiny_model(&w, &(struct tiny_spec){.type = DTYPE_Q8_0,
                                        .embed_type = DTYPE_Q8_0,
                                        .layers = 3,
-                                       .hidden = 192,
+                                       .hidden = 128,
                                        .ff = 128,
-                                       .heads = 6,
+                                       .heads = 4,
                                        .kv_heads = 2,
                                        .positions = POSITIONS,
                                        .seed = 3});

@@ -10,19 +10,19 @@
 
 /* Prompts that end before a border, behind it, at it; answers that cross one; all plug-ins. */
 static const struct ask asks[] = {
-    {.n_prompt = 1500, .max_tokens = 40, .text = 1, .plugin = "wave", .budget = 0.1f},
+    {.n_prompt = 1150, .max_tokens = 40, .text = 1, .plugin = "wave", .budget = 0.1f},
     {.n_prompt = 1060, .max_tokens = 60, .text = 2, .plugin = "wave", .budget = 64},
-    {.n_prompt = 2200, .max_tokens = 40, .text = 3, .plugin = "wave", .budget = 0.05f},
+    {.n_prompt = 2130, .max_tokens = 40, .text = 3, .plugin = "wave", .budget = 0.05f},
     {.n_prompt = 1088, .max_tokens = 30, .text = 4, .plugin = "quest", .budget = 0.1f},
-    {.n_prompt = 2100, .max_tokens = 50, .text = 5, .plugin = "quest", .budget = 0.05f},
-    {.n_prompt = 1300, .max_tokens = 30, .text = 6, .plugin = "oracle", .budget = 0.05f},
-    {.n_prompt = 1200,
+    {.n_prompt = 1070, .max_tokens = 50, .text = 5, .plugin = "quest", .budget = 0.05f},
+    {.n_prompt = 1100, .max_tokens = 30, .text = 6, .plugin = "oracle", .budget = 0.05f},
+    {.n_prompt = 1100,
      .max_tokens = 40,
      .text = 7,
      .plugin = "wave",
      .budget = 0.1f,
      .interval = 4},
-    {.n_prompt = 1400, .max_tokens = 30, .text = 8, .plugin = "dense", .budget = 1},
+    {.n_prompt = 1100, .max_tokens = 30, .text = 8, .plugin = "dense", .budget = 1},
 };
 enum { N_ASKS = ARRAY_LEN(asks) };
 
@@ -37,7 +37,7 @@ static void plans_are_followed(void)
     for (uint32_t i = 0; i < N_ASKS; i++)
         good += alone.answers[i].n == asks[i].max_tokens;
     is_int(good, N_ASKS, "every answer has its tokens");
-    ok(r->planned_rows > 200 && r->segments_sealed == 9,
+    ok(r->planned_rows > 200 && r->segments_sealed == 8,
        "rows attended by plan (%llu) and segments were sealed (%llu)",
        (unsigned long long)r->planned_rows, (unsigned long long)r->segments_sealed);
     ok(r->spills + r->pauses + r->moved_down + r->moved_up + r->page_misses == 0 &&
@@ -61,7 +61,7 @@ static void a_budget_of_everything_is_dense(void)
     struct ask a[4];
     for (uint32_t i = 0; i < 4; i++)
         a[i] = (struct ask){
-            .n_prompt = 2200, .max_tokens = 60, .text = 3, .plugin = plugins[i], .budget = 1};
+            .n_prompt = 2130, .max_tokens = 60, .text = 3, .plugin = plugins[i], .budget = 1};
     run(&cfg, a, 4, true, r);
     for (uint32_t i = 1; i < 4; i++) {
         double worst = 0;
@@ -108,16 +108,16 @@ static void neighbours_change_nothing(void)
     mem_free(r);
 }
 
-/* All rows are about 1,550 blocks. */
+/* All rows are about 1,270 blocks. */
 static void residence_changes_nothing(void)
 {
     static const struct {
         uint32_t hbm, dram;
         const char *what;
     } worlds[] = {
-        {900, 3000, "half of the blocks in HBM"},
-        {330, 3000, "a fifth"},
-        {360, 300, "a fourth, and little DRAM"},
+        {730, 3000, "half of the blocks in HBM"},
+        {330, 3000, "a fourth"},
+        {340, 300, "a fourth, and little DRAM"},
     };
     struct run *r = mem_alloc(sizeof *r);
     for (uint32_t i = 0; i < ARRAY_LEN(worlds); i++) {
@@ -173,9 +173,15 @@ static void hits_change_nothing(const char *plugin, bool from_dram)
          .budget = 0.1f},
     };
     enum { N = ARRAY_LEN(a) };
-    struct run *with = mem_alloc(sizeof *with), *without = mem_alloc(sizeof *without);
+    static struct run without; /* the same wherever blocks lie */
+    static const char *without_of;
+    struct run *with = mem_alloc(sizeof *with);
     struct engine_config cfg = config();
-    run(&cfg, a, N, false, without);
+    if (plugin != without_of) {
+        run(&cfg, a + 1, N - 1, false, &without);
+        memmove(without.answers + 1, without.answers, (N - 1) * sizeof without.answers[0]);
+        without_of = plugin; /* the first two ask the same */
+    }
     cfg.prefix_caching = true;
     if (from_dram) {
         cfg.sparse = choice_of(&a[0]);
@@ -192,10 +198,9 @@ static void hits_change_nothing(const char *plugin, bool from_dram)
         printf(" %u", with->answers[i].done.n_cached);
     printf("; %llu blocks came up\n", (unsigned long long)with->last.residence.moved_up);
     is_int(hits, N - 1, "prompts find what was computed before");
-    ok(n_same(with, without, N) == N, "%s%s: a hit changes no bit, wherever it ends", plugin,
+    ok(n_same(with, &without, N) == N, "%s%s: a hit changes no bit, wherever it ends", plugin,
        from_dram ? ", in DRAM" : "");
     mem_free(with);
-    mem_free(without);
 }
 
 static void selections_are_recorded(void)
@@ -210,10 +215,10 @@ static void selections_are_recorded(void)
     bool more = true, right = true;
     CHECK(fd >= 0 && close(fd) == 0 && unlink(path) == 0);
     cfg.record_selection = path;
-    run(&cfg, &asks[2], 1, false, r); /* rows 2,200 to 2,238: two segments are sealed */
+    run(&cfg, &asks[2], 1, false, r); /* rows 2,130 to 2,168: two segments are sealed */
     CHECK(trace_open(&t, path) == OK);
     while (right && trace_next(t, &rec, &more) == OK && more) {
-        right = rec.sequence == 1 && rec.pos >= 2200 && rec.pos < 2239 && rec.n_pages >= 3 &&
+        right = rec.sequence == 1 && rec.pos >= 2130 && rec.pos < 2169 && rec.n_pages >= 3 &&
                 rec.pages[0] == 0 && rec.pages[1] == 1 && rec.pages[rec.n_pages - 1] < 256;
         n++;
     }
@@ -271,8 +276,9 @@ int main(void)
     neighbours_change_nothing();
     residence_changes_nothing();
     hits_change_nothing("quest", false);
-    hits_change_nothing("wave", false);
-    hits_change_nothing("wave", true);
+    static const char wave[] = "wave";
+    hits_change_nothing(wave, false);
+    hits_change_nothing(wave, true);
     selections_are_recorded();
     small_budgets_are_refused();
     unlink(model_path);
