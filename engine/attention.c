@@ -22,13 +22,20 @@ static size_t aligned(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
+/* What the backend keeps of a row's tail, by KV head. */
+static size_t tail_bytes(const struct attention *at, const struct instance *in)
+{
+    return in->pub.traits.known_mass ? at->be->ops->known_bytes(at->kv->geo, at->heads) : 0;
+}
+
 /* Bytes of the lists of n rows; the pieces that layout_group hands out, in the same order. */
 static size_t lists_bytes(const struct attention *at, const struct instance *in, uint32_t n)
 {
     size_t lanes = (size_t)n * at->kv->geo->kv_heads;
     return aligned(lanes * group_size(at) * in->stride * sizeof(float)) +
            3 * aligned(lanes * in->page_cap * 4) + aligned(lanes * in->estimate_cap * 4) +
-           2 * aligned(lanes * 4) + aligned(lanes * group_size(at) * sizeof(float));
+           2 * aligned(lanes * 4) + aligned(lanes * group_size(at) * sizeof(float)) +
+           aligned(lanes * tail_bytes(at, in));
 }
 
 /* ---- life ---- */
@@ -37,6 +44,7 @@ static size_t lists_bytes(const struct attention *at, const struct instance *in,
 static size_t worst_row_bytes(const struct attention *at)
 {
     size_t per_lane = (size_t)at->max_positions * (group_size(at) * sizeof(float) + LIST_BYTES + 4);
+    per_lane += at->be->ops->known_bytes(at->kv->geo, at->heads);
     return at->kv->geo->kv_heads * per_lane + at->heads * sizeof(float) + 4096 /* alignment */;
 }
 
@@ -194,6 +202,9 @@ static void layout_group(const struct attention *at, struct group *g, struct att
     g->n_pages = take(free, lanes * 4);
     g->n_estimates = take(free, lanes * 4);
     g->known = take(free, lanes * group_size(at) * sizeof(float));
+    g->tail = take(free, lanes * tail_bytes(at, in));
+    if (!in->pub.traits.known_mass)
+        g->known = g->tail = NULL;
     if (in->pub.traits.map == MAP_PAGE)
         g->masks = NULL;
     *plans = (struct attend_plans){.desc = in->pub.traits.digest,
@@ -207,7 +218,8 @@ static void layout_group(const struct attention *at, struct group *g, struct att
                                    .n_pages = g->n_pages,
                                    .estimates = g->estimates,
                                    .n_estimates = g->n_estimates,
-                                   .scores = g->scores};
+                                   .scores = g->scores,
+                                   .tail = g->tail};
 }
 
 /* Groups the added rows [from, to), which are one tile, by instance in order of appearance. */
@@ -340,27 +352,25 @@ static void score_rows(struct attention *at, const struct group *g, uint32_t lay
     in->pub.plugin->score(&r, &in->pub.traits, in->pub.choice.values, g->scores + skip, in->stride);
 }
 
-static const float *known_mass(struct attention *at, const struct group *g, uint32_t layer,
-                               uint32_t from, uint32_t n, const void *qkv)
+/* Of all rows, those too that re-use a selection: attend wants their tails. */
+static void attend_known(struct attention *at, const struct group *g, uint32_t layer,
+                         const void *qkv)
 {
-    float *lse = g->known + (size_t)from * at->heads;
-    if (!g->in->pub.traits.known_mass)
-        return NULL;
     const struct known_args a = {.kv = at->kv,
                                  .layer = layer,
                                  .heads = at->heads,
                                  .sinks = g->in->pub.traits.sinks,
-                                 .rows = at->rows + g->first + from,
-                                 .n_rows = n,
+                                 .rows = at->rows + g->first,
+                                 .n_rows = g->n,
                                  .scale = at->scale,
                                  .qkv = qkv,
-                                 .lse = lse};
+                                 .lse = g->known,
+                                 .tail = g->tail};
     at->be->ops->known(at->be, &a);
-    return lse;
 }
 
 static void select_rows(struct attention *at, const struct group *g, uint32_t layer, uint32_t from,
-                        uint32_t n, const void *qkv)
+                        uint32_t n)
 {
     const struct instance *in = g->in;
     const struct sparse_traits *t = &in->pub.traits;
@@ -376,7 +386,7 @@ static void select_rows(struct attention *at, const struct group *g, uint32_t la
         .n_rows = n,
         .scores = g->scores + lanes * group_size(at) * in->stride,
         .stride = in->stride,
-        .known = known_mass(at, g, layer, from, n, qkv),
+        .known = g->known != NULL ? g->known + (size_t)from * at->heads : NULL,
         .page_cap = in->page_cap,
         .estimate_cap = in->estimate_cap,
         .pages = g->pages + pages,
@@ -516,6 +526,8 @@ static void resolve_group(struct attention *at, const struct group *g, uint32_t 
 static void run_group(struct attention *at, const struct group *g, uint32_t layer, const void *qkv)
 {
     bool all = g->in->estimate_cap > 0;
+    if (g->known != NULL)
+        attend_known(at, g, layer, qkv);
     if (all)
         score_rows(at, g, layer, 0, g->n, qkv);
     for (uint32_t i = 0, end; i < g->n; i = end + 1) {
@@ -524,7 +536,7 @@ static void run_group(struct attention *at, const struct group *g, uint32_t laye
             continue;
         if (!all)
             score_rows(at, g, layer, i, end - i, qkv);
-        select_rows(at, g, layer, i, end - i, qkv);
+        select_rows(at, g, layer, i, end - i);
     }
     reuse_and_keep(at, g, layer);
     if (at->record != NULL)

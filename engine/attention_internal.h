@@ -41,6 +41,7 @@ struct group {
     uint32_t first, n; /* of at->rows */
     float *scores;     /* [n][kv_heads][group][stride] */
     float *known;      /* [n][kv_heads][group] */
+    void *tail;        /* [n][kv_heads], of the backend */
     uint32_t *pages, *masks, *estimates, *n_pages, *n_estimates;
     float *share;
 };

@@ -237,10 +237,12 @@ struct score_args {
     float coarse_open;     /* share of the groups whose partitions are scored; others get -inf */
 };
 
-/* The mass of what a planned row attends in any case: the sinks' pages and its tail.
- * lse[plan row][KV head][head of the group] = ln of the sum of e^(scale q.k) over their rows. Pages are
- * found through the block table, so a sinks' page of a SPILLED sequence may be in DRAM: it is read in
- * place, before selection could bring it anywhere, and a hot set must not depend on it. */
+/* Attends the tail of a planned row before anything is selected, and says how much mass that and the
+ * sinks' pages have, which are attended in any case:
+ * lse[plan row][KV head][head of the group] = ln of the sum of e^(scale q.k) over their rows. `tail` keeps
+ * what attend needs not compute again. Pages are found through the block table, so a sinks' page of a
+ * SPILLED sequence may be in DRAM: it is read in place, before selection could bring it anywhere, and a
+ * hot set must not depend on it. */
 struct known_args {
     const struct kv_memory *kv;
     uint32_t layer, heads;
@@ -250,6 +252,7 @@ struct known_args {
     float scale;
     const void *qkv;
     float *lse;
+    void *tail; /* [plan row][KV head], known_bytes each */
 };
 
 enum group_reduce {
@@ -310,6 +313,7 @@ struct attend_plans {
     uint32_t n_rows, page_cap, estimate_cap, stride;
     const uint32_t *pages, *masks, *n_pages, *estimates, *n_estimates;
     const float *scores; /* logits of the estimated entries, by query head */
+    const void *tail;    /* what `known` kept of these rows; NULL: it was not called */
 };
 
 /* Attention of every row over its own sequence. Query head h reads KV head h / (heads / kv_heads).
@@ -401,6 +405,8 @@ struct backend_ops {
     void (*seal)(struct backend *be, const struct seal_args *a);
     void (*unpermute)(struct backend *be, const struct unpermute_args *a);
     void (*score)(struct backend *be, const struct score_args *a);
+    size_t (*known_bytes)(const struct kv_geometry *geo, uint32_t heads); /* of a (row, KV head)'s
+                                                                            tail; * 64 */
     void (*known)(struct backend *be, const struct known_args *a);
     void (*select)(struct backend *be, const struct select_args *a);
     void (*resolve)(struct backend *be, const struct resolve_args *a);

@@ -26,15 +26,9 @@ static size_t row_numbers(const struct attend_call *c)
     return (size_t)(c->a->heads + 2 * c->a->kv->geo->kv_heads) * c->a->kv->geo->head_dim;
 }
 
-/* A partial result of n_rows rows in memory. */
-struct partial {
-    float *o, *m, *l;
-};
-
-static struct partial partial_at(const struct attend_call *c, float *at, uint32_t n_rows)
+static struct attend_partial partial_at(const struct attend_call *c, float *at, uint32_t n_rows)
 {
-    size_t n = (size_t)n_rows * c->group;
-    return (struct partial){at, at + n * c->o_stride, at + n * c->o_stride + n};
+    return attend_partial_at(at, c->group, c->o_stride, n_rows);
 }
 
 /* Rows before the split see nothing of it and are left out: so many of them. */
@@ -62,7 +56,7 @@ static void look_ahead(const struct attend_call *c, struct attend_part *p,
 
 /* Runs one split of a task; `next` is what this worker runs after it, or NULL. */
 static void run_part(const struct attend_call *c, const struct attend_task *k,
-                     struct split_place at, struct partial to, float *work,
+                     struct split_place at, struct attend_partial to, float *work,
                      const struct attend_task *next, uint32_t next_split)
 {
     const struct attend_args *a = c->a;
@@ -92,7 +86,7 @@ static void run_part(const struct attend_call *c, const struct attend_task *k,
 }
 
 static void run_estimates(const struct attend_call *c, const struct attend_task *k,
-                          struct split_place at, struct partial to, float *work)
+                          struct split_place at, struct attend_partial to, float *work)
 {
     const int8_t *values[ATTEND_SPLIT];
     float factors[ATTEND_SPLIT];
@@ -116,28 +110,49 @@ static void run_split(const struct attend_call *c, const struct attend_task *k, 
                       float *to, float *work, const struct attend_task *next, uint32_t next_split)
 {
     struct split_place at = attend_split_at(k, split);
-    struct partial p = partial_at(c, to, k->n_rows);
+    struct attend_partial p = partial_at(c, to, k->n_rows);
     if (at.kind == STRETCH_ESTIMATES)
         run_estimates(c, k, at, p, work);
     else
         run_part(c, k, at, p, work, next, next_split);
 }
 
-static void fold_split(const struct attend_call *c, const struct attend_task *k, uint32_t split,
-                       float *total, float *part)
+/* What `known` computed of a split of a task; NULL: nothing. */
+static const float *tail_part(const struct attend_call *c, const struct attend_task *k,
+                              struct split_place at)
 {
-    uint32_t skipped = rows_skipped(c, k, attend_split_at(k, split));
-    size_t skip = (size_t)skipped * c->group;
-    struct partial t = partial_at(c, total, k->n_rows), p = partial_at(c, part, k->n_rows);
-    c->b->attend->fold(t.o + skip * c->o_stride, t.m + skip, t.l + skip, p.o, p.m, p.l,
-                       (k->n_rows - skipped) * c->group, c->o_stride);
+    if (k->tail == NULL || at.kind != STRETCH_TABLE)
+        return NULL;
+    uint32_t split = attend_splits(k->stretch[STRETCH_TABLE].begin, at.begin);
+    return k->tail + split * attend_partial_floats(c, 1);
+}
+
+/* Adds a split's partial result, in `part` or from the tail, to `total`; the first one begins it. */
+static void fold_split(const struct attend_call *c, const struct attend_task *k, uint32_t split,
+                       float *total, const float *part)
+{
+    struct split_place place = attend_split_at(k, split);
+    const float *tail = tail_part(c, k, place);
+    if (tail != NULL)
+        part = tail;
+    if (split == 0) {
+        if (part != total)
+            memcpy(total, part, attend_partial_floats(c, k->n_rows) * sizeof *total);
+        return;
+    }
+    uint32_t skipped = rows_skipped(c, k, place);
+    size_t skip = (size_t)skipped * c->group, n = (size_t)k->n_rows * c->group;
+    struct attend_partial t = partial_at(c, total, k->n_rows);
+    const float *m = part + n * c->o_stride;
+    c->b->attend->fold(t.o + skip * c->o_stride, t.m + skip, t.l + skip, part, m, m + n,
+                       (uint32_t)(n - skip), c->o_stride);
 }
 
 static void write_out(const struct attend_call *c, const struct attend_task *k, float *total)
 {
     const struct attend_args *a = c->a;
     uint32_t dim = a->kv->geo->head_dim;
-    struct partial t = partial_at(c, total, k->n_rows);
+    struct attend_partial t = partial_at(c, total, k->n_rows);
     for (uint32_t r = 0; r < k->n_rows; r++)
         for (uint32_t h = 0; h < c->group; h++) {
             size_t q = (size_t)r * c->group + h, row = a->seqs[k->seq].first_row + k->row + r;
@@ -154,10 +169,10 @@ static void run_task(const struct attend_call *c, float *own, const struct atten
     size_t size = attend_partial_floats(c, ATTEND_ROWS);
     for (uint32_t i = 0; i < k->n_splits; i++) {
         bool last = i + 1 == k->n_splits;
-        run_split(c, k, i, own + (i == 0 ? 0 : size), own + 2 * size, last ? next : k,
-                  last ? 0 : i + 1);
-        if (i > 0)
-            fold_split(c, k, i, own, own + size);
+        float *part = i == 0 ? own : own + size;
+        if (tail_part(c, k, attend_split_at(k, i)) == NULL)
+            run_split(c, k, i, part, own + 2 * size, last ? next : k, last ? 0 : i + 1);
+        fold_split(c, k, i, own, part);
     }
     write_out(c, k, own);
 }
@@ -173,7 +188,7 @@ static void run_item(const struct attend_call *c, float *own, struct attend_item
               next != NULL ? &s->tasks[next->task] : NULL, next != NULL ? next->split : 0);
     if (atomic_fetch_sub_explicit(&k->splits_left, 1, memory_order_acq_rel) != 1)
         return;
-    for (uint32_t i = 1; i < k->n_splits; i++)
+    for (uint32_t i = 0; i < k->n_splits; i++)
         fold_split(c, k, i, total, total + i * size);
     write_out(c, k, total);
 }

@@ -92,6 +92,35 @@ static inline uint8_t *append_page(const struct append_row *a, uint32_t head)
            p.index * g->page_bytes;
 }
 
+/* Numbers of a partial result: o, then m, then l; a multiple of a cache line. */
+static inline size_t attend_partial_size(uint32_t group, uint32_t o_stride, uint32_t n_rows)
+{
+    size_t n = (size_t)n_rows * group * (o_stride + 2);
+    return (n + 15) / 16 * 16;
+}
+struct attend_partial {
+    float *o, *m, *l;
+};
+static inline struct attend_partial attend_partial_at(float *at, uint32_t group, uint32_t o_stride,
+                                                      uint32_t n_rows)
+{
+    size_t n = (size_t)n_rows * group;
+    return (struct attend_partial){at, at + n * o_stride, at + n * o_stride + n};
+}
+
+/* Splits of [begin, end), which begin where the stretch does. */
+static inline uint32_t attend_splits(uint32_t begin, uint32_t end)
+{
+    return (end - begin + ATTEND_SPLIT - 1) / ATTEND_SPLIT;
+}
+
+/* `known` leaves the partial results of a tail's splits, one after the other, for attend. */
+enum { ATTEND_TAIL_SPLITS = (SEGMENT_ROWS + TAIL_ROWS + ATTEND_SPLIT - 1) / ATTEND_SPLIT };
+static inline size_t attend_tail_floats(uint32_t group, uint32_t o_stride)
+{
+    return ATTEND_TAIL_SPLITS * attend_partial_size(group, o_stride, 1);
+}
+
 struct attend_kernels {
     void (*part)(const struct attend_part *a);
     void (*estimate)(const struct attend_estimates *a);

@@ -40,7 +40,7 @@ void attend_plan_free(struct attend_scratch *s)
 
 static uint32_t splits_of(struct stretch s)
 {
-    return (s.end - s.begin + ATTEND_SPLIT - 1) / ATTEND_SPLIT;
+    return attend_splits(s.begin, s.end);
 }
 
 /* Where the recent rows of a STREAM lane begin for the row at pos; 0: it attends everything. */
@@ -86,11 +86,19 @@ static void plan_stretches(const struct attend_call *c, struct attend_task *k)
         s[STRETCH_FIRST].end = k->plans->n_pages[plan_entry(c, k)] * g->block_rows;
         s[STRETCH_TABLE].begin = row->n_segments * SEGMENT_ROWS;
         CHECK(s[STRETCH_TABLE].begin <= first);
+        if (k->plans->tail != NULL)
+            k->tail = (const float *)k->plans->tail +
+                      plan_entry(c, k) * attend_tail_floats(c->group, c->o_stride);
         if (k->plans->n_estimates != NULL)
             s[STRETCH_ESTIMATES].end = k->plans->n_estimates[plan_entry(c, k)];
     }
     for (int i = 0; i < STRETCHES; i++)
         k->n_splits += splits_of(s[i]);
+}
+
+static uint32_t splits_to_run(const struct attend_task *k)
+{
+    return k->n_splits - (k->tail != NULL ? splits_of(k->stretch[STRETCH_TABLE]) : 0);
 }
 
 /* Rows of a tile that one task takes from `row` on. */
@@ -120,7 +128,8 @@ static void plan_tile(struct attend_call *c, uint32_t seq, uint32_t head, uint32
         *k =
             (struct attend_task){.seq = seq, .head = head, .row = row, .n_rows = n, .place = place};
         plan_stretches(c, k);
-        s->n_items += k->n_splits;
+        CHECK(splits_to_run(k) > 0); /* a selection is never empty */
+        s->n_items += splits_to_run(k);
     }
 }
 
@@ -145,17 +154,30 @@ static void plan_tasks(struct attend_call *c)
                 plan_tile(c, i, h, t * ATTEND_ROWS);
 }
 
-/* Items of all tasks' splits of estimates, or of all others. Estimates go first: one may be the
- * heaviest item of all, and a worker that took it last would be waited for. */
-static size_t add_splits(struct attend_scratch *s, size_t n, bool estimates)
+/* Items of one kind of stretch of all tasks. */
+static size_t add_splits(struct attend_scratch *s, size_t n, enum stretch_kind kind)
 {
     for (uint32_t t = 0; t < s->n_tasks; t++) {
         const struct attend_task *k = &s->tasks[t];
-        uint32_t exact = k->n_splits - splits_of(k->stretch[STRETCH_ESTIMATES]);
-        for (uint32_t i = estimates ? exact : 0; i < (estimates ? k->n_splits : exact); i++)
-            s->items[n++] = (struct attend_item){t, i};
+        uint32_t first = 0;
+        if (kind == STRETCH_TABLE && k->tail != NULL)
+            continue;
+        for (int i = 0; i < (int)kind; i++)
+            first += splits_of(k->stretch[i]);
+        for (uint32_t i = 0; i < splits_of(k->stretch[kind]); i++)
+            s->items[n++] = (struct attend_item){t, first + i};
     }
     return n;
+}
+
+/* Estimates go first: one may be the heaviest item of all, and a worker that took it last would be
+ * waited for. */
+static void add_items(struct attend_scratch *s)
+{
+    size_t n = add_splits(s, 0, STRETCH_ESTIMATES);
+    n = add_splits(s, n, STRETCH_FIRST);
+    n = add_splits(s, n, STRETCH_TABLE);
+    CHECK(n == s->n_items);
 }
 
 static void plan_items(struct attend_call *c)
@@ -171,7 +193,7 @@ static void plan_items(struct attend_call *c)
     s->items = grow(s->items, &s->max_items, s->n_items, sizeof *s->items);
     for (uint32_t t = 0; t < s->n_tasks; t++) {
         struct attend_task *k = &s->tasks[t];
-        atomic_init(&k->splits_left, k->n_splits);
+        atomic_init(&k->splits_left, splits_to_run(k));
         k->partial = floats;
         if (s->by_split)
             floats += k->n_splits * attend_partial_floats(c, k->n_rows);
@@ -179,7 +201,7 @@ static void plan_items(struct attend_call *c)
             s->items[t] = (struct attend_item){t, 0};
     }
     if (s->by_split)
-        add_splits(s, add_splits(s, 0, true), false);
+        add_items(s);
     s->floats = grow(s->floats, &s->max_floats, floats, sizeof *s->floats);
 }
 

@@ -28,7 +28,9 @@ struct attend_task {
     uint32_t plan;                    /* row of plans */
     struct stretch stretch[STRETCHES];
     uint32_t n_splits;
-    size_t partial;          /* floats before its first partial result in scratch */
+    const float
+        *tail;      /* partial results of TABLE's splits, computed by `known`; NULL: they are not */
+    size_t partial; /* floats before its first partial result in scratch */
     atomic_uint splits_left; /* when splits are items */
 };
 
@@ -55,11 +57,9 @@ struct attend_call {
     uint32_t group, o_stride;
 };
 
-/* Numbers of a partial result: o, then m, then l; a multiple of a cache line. */
 static inline size_t attend_partial_floats(const struct attend_call *c, uint32_t n_rows)
 {
-    size_t n = (size_t)n_rows * c->group * (c->o_stride + 2);
-    return (n + 15) / 16 * 16;
+    return attend_partial_size(c->group, c->o_stride, n_rows);
 }
 
 /* Makes tasks and items of the call and room for their results. */

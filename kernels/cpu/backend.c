@@ -122,6 +122,7 @@ static const struct backend_ops cpu_ops = {
     .seal = cpu_seal,
     .unpermute = cpu_unpermute,
     .score = cpu_score,
+    .known_bytes = cpu_known_bytes,
     .known = cpu_known,
     .select = cpu_select,
     .sample = cpu_sample,

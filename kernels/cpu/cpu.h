@@ -70,6 +70,7 @@ void cpu_select(struct backend *be, const struct select_args *a);
 /* known.c */
 status cpu_known_open(struct cpu_backend *b);
 void cpu_known_close(struct cpu_backend *b);
+size_t cpu_known_bytes(const struct kv_geometry *geo, uint32_t heads);
 void cpu_known(struct backend *be, const struct known_args *a);
 
 /* sample.c */

@@ -1,9 +1,5 @@
-/* The mass of sinks and tail, once for every instruction set (vec16.h): logits of 16 rows at a time, a
- * chain over the channels for each, then one sum of exponentials in the order of positions.
- *
- * Bound by memory: head_dim bf16 numbers per row. They are read again by attend of the same layer, from
- * nearer caches: what is paid here is mostly saved there. Pages lie block_bytes apart, where no
- * hardware prefetcher looks, so the next one is asked for while this one is read. */
+/* The mass of the sinks, once for every instruction set (vec16.h): logits of 16 rows at a time, a chain
+ * over the channels for each, then one sum of exponentials with the tail's. */
 #include "kernels/cpu/known.h"
 #include "kernels/cpu/vec16.h"
 
@@ -18,26 +14,20 @@ static const uint8_t *page_at(const struct known_lane *l, uint32_t page)
            kv_page_offset(kv->geo, l->a->layer, l->head);
 }
 
-/* Logits of rows [pos, pos + 16) below `end` for n heads; rows beyond are -inf. */
-V16_FN void sixteen(const struct known_lane *l, const float *q, uint32_t pos, uint32_t end,
-                    const uint32_t n, float *out, size_t stride)
+/* Logits of the sinks' rows [pos, pos + 16) for n heads; rows beyond them are -inf. */
+V16_FN void sixteen(const struct known_lane *l, const float *q, uint32_t pos, const uint32_t n,
+                    float *out, size_t stride)
 {
     const struct kv_geometry *g = l->a->kv->geo;
-    uint32_t rows = g->block_rows, page = pos / rows, last = (end - 1) / rows;
+    uint32_t rows = g->block_rows, page = pos / rows, last = (l->sink_rows - 1) / rows;
     const uint8_t *a = page_at(l, page) + (size_t)(pos % rows) * 4, *b = a;
     v16f even[KNOWN_HEADS], odd[KNOWN_HEADS], scale = v16_set1(l->a->scale);
     if (rows < V16)
         b = page_at(l, page < last ? page + 1 : page);
-    uint32_t next = (pos + V16) / rows;
-    const uint8_t *ahead = page_at(l, next <= last ? next : page);
-    const uint8_t *ahead_b = page_at(l, next < last ? next + 1 : page);
     V16_UNROLL for (uint32_t h = 0; h < n; h++) even[h] = odd[h] = v16_zero();
     for (uint32_t c = 0; c < g->head_dim; c += 2) {
         size_t at = (size_t)c / 2 * rows * 4;
         v16i pairs = rows < V16 ? v16i_load_halves(a + at, b + at) : v16i_load(a + at);
-        __builtin_prefetch(ahead + at);
-        if (rows < V16)
-            __builtin_prefetch(ahead_b + at);
         v16f x = v16_first(pairs), y = v16_second(pairs);
         V16_UNROLL for (uint32_t h = 0; h < n; h++)
         {
@@ -45,40 +35,44 @@ V16_FN void sixteen(const struct known_lane *l, const float *q, uint32_t pos, ui
             odd[h] = v16_fma(y, v16_set1(q[h * g->head_dim + c + 1]), odd[h]);
         }
     }
-    v16_mask there = v16_first_lanes(end - pos);
+    v16_mask there = v16_first_lanes(l->sink_rows - pos);
     V16_UNROLL for (uint32_t h = 0; h < n; h++)
         v16_store(out + h * stride,
                   v16_pick(there, v16_mul(v16_add(even[h], odd[h]), scale), v16_set1(-INFINITY)));
 }
 
-/* ln of the sum of exponentials of n logits, a multiple of 16. */
-static float log_of_sum(const float *x, uint32_t n)
+V16_FN void heads_of(const struct known_lane *l, uint32_t h0, const uint32_t n)
 {
-    v16f top = v16_set1(-3e38f), sum = v16_zero();
-    for (uint32_t i = 0; i < n; i += V16)
+    size_t stride = known_work_floats(l->sink_rows) / KNOWN_HEADS;
+    const float *q = l->q + (size_t)h0 * l->a->kv->geo->head_dim;
+    for (uint32_t pos = 0; pos < l->sink_rows; pos += V16)
+        sixteen(l, q, pos, n, l->work + pos, stride);
+}
+
+/* Natural logarithm of the sum of exponentials of n logits, a multiple of 16, and of the tail's mass:
+ * n_tail pairs of a greatest score in base 2 and a sum relative to it, `step` numbers apart. */
+static float log_of_sum(const float *x, size_t n, const float *m, const float *sum, uint32_t n_tail,
+                        size_t step)
+{
+    v16f top = v16_set1(-3e38f), total = v16_zero();
+    for (size_t i = 0; i < n; i += V16)
         top = v16_max(v16_load(x + i), top);
-    float most = v16_hmax(top), one[V16];
-    for (uint32_t i = 0; i < n; i += V16)
-        sum = v16_add(sum, v16_exp(v16_sub(v16_load(x + i), v16_set1(most))));
-    v16_store(one, v16_log(v16_set1(v16_hsum(sum))));
+    float most = v16_hmax(top), one[V16], tail = 0;
+    for (uint32_t i = 0; i < n_tail; i++)
+        most = m[i * step] * (float)M_LN2 > most ? m[i * step] * (float)M_LN2 : most;
+    for (size_t i = 0; i < n; i += V16)
+        total = v16_add(total, v16_exp(v16_sub(v16_load(x + i), v16_set1(most))));
+    for (uint32_t i = 0; i < n_tail; i++)
+        tail += sum[i * step] * expf(m[i * step] * (float)M_LN2 - most);
+    v16_store(one, v16_log(v16_set1(v16_hsum(total) + tail)));
     return most + one[0];
 }
 
-V16_FN void heads_of(const struct known_lane *l, uint32_t h0, const uint32_t n)
+static void lane(const struct known_lane *l, float *tail, uint32_t n_tail, size_t partial_floats)
 {
-    uint32_t begin = l->row->n_segments * SEGMENT_ROWS, end = l->row->pos + 1, at = 0;
-    size_t stride = known_work_floats(l->sink_rows, end - begin) / KNOWN_HEADS;
-    const float *q = l->q + (size_t)h0 * l->a->kv->geo->head_dim;
-    for (uint32_t pos = 0; pos < l->sink_rows; pos += V16, at += V16)
-        sixteen(l, q, pos, l->sink_rows, n, l->work + at, stride);
-    for (uint32_t pos = begin; pos < end; pos += V16, at += V16)
-        sixteen(l, q, pos, end, n, l->work + at, stride);
-    for (uint32_t h = 0; h < n; h++)
-        l->out[h0 + h] = log_of_sum(l->work + h * stride, at);
-}
-
-static void lane(const struct known_lane *l)
-{
+    size_t stride = known_work_floats(l->sink_rows) / KNOWN_HEADS;
+    uint32_t dim = (l->a->kv->geo->head_dim + ATTEND_PAD - 1) / ATTEND_PAD * ATTEND_PAD;
+    struct attend_partial p = attend_partial_at(tail, l->group, dim, 1);
     for (uint32_t h = 0, n; h < l->group; h += n) {
         n = l->group - h < KNOWN_HEADS ? l->group - h : KNOWN_HEADS;
         if (n == 4)
@@ -89,5 +83,8 @@ static void lane(const struct known_lane *l)
             heads_of(l, h, 2);
         else
             heads_of(l, h, 1);
+        for (uint32_t i = 0; i < n; i++)
+            l->lse[h + i] = log_of_sum(l->work + i * stride, stride, p.m + h + i, p.l + h + i,
+                                       n_tail, partial_floats);
     }
 }

@@ -230,6 +230,7 @@ static const struct backend_ops mock_ops = {
     .seal = mock_seal,
     .unpermute = mock_unpermute,
     .score = mock_score,
+    .known_bytes = mock_known_bytes,
     .known = mock_known,
     .select = mock_select,
     .resolve = mock_resolve,

@@ -44,6 +44,7 @@ void mock_check_record(struct mock *m, const struct kv_memory *kv, uint32_t reco
                        uint32_t segment, uint32_t lane);
 
 /* select.c */
+size_t mock_known_bytes(const struct kv_geometry *geo, uint32_t heads);
 void mock_known(struct backend *be, const struct known_args *a);
 void mock_score(struct backend *be, const struct score_args *a);
 void mock_select(struct backend *be, const struct select_args *a);

@@ -38,6 +38,7 @@ struct bench {
     uint32_t *numbers, *pages, *masks, *n_pages, *estimates, *n_estimates;
     uint32_t stride, page_cap, estimate_cap;
     float *qkv, *scores, *share, lse[KV_HEADS * GROUP];
+    void *tail;
     uint8_t *arena;
     struct plan_row row;
 };
@@ -113,6 +114,7 @@ static void setup(struct bench *b, const struct setting *s)
     b->pages = mem_alloc(KV_HEADS * b->page_cap * sizeof *b->pages);
     b->masks = mem_alloc(KV_HEADS * b->page_cap * sizeof *b->masks);
     b->share = mem_alloc(KV_HEADS * b->page_cap * sizeof *b->share);
+    b->tail = mem_alloc(KV_HEADS * b->be->ops->known_bytes(&b->geo, GROUP * KV_HEADS));
     b->estimates = mem_alloc(KV_HEADS * b->estimate_cap * sizeof *b->estimates);
     b->n_pages = mem_alloc(KV_HEADS * sizeof *b->n_pages);
     b->n_estimates = mem_alloc(KV_HEADS * sizeof *b->n_estimates);
@@ -135,7 +137,7 @@ static void teardown(struct bench *b)
     size_t bytes = SEGMENT_ROWS / b->geo.block_rows * b->geo.block_bytes[LANE_SPARSE];
     b->be->ops->free(b->be, b->arena, bytes);
     b->be->ops->free(b->be, b->kv.records, b->segments * b->kv.record_bytes);
-    void *held[] = {b->blocks,    b->numbers, b->pages,       b->masks,  b->share,
+    void *held[] = {b->tail,      b->blocks,  b->numbers,     b->pages,  b->masks, b->share,
                     b->estimates, b->n_pages, b->n_estimates, b->scores, b->qkv};
     for (uint32_t i = 0; i < ARRAY_LEN(held); i++)
         mem_free(held[i]);
@@ -208,7 +210,8 @@ static void one_layer(struct bench *b, uint32_t layer, int what)
                            .n_rows = 1,
                            .scale = 0.125f,
                            .qkv = b->qkv + layer * width,
-                           .lse = b->lse};
+                           .lse = b->lse,
+                           .tail = b->tail};
     if (what & SCORE)
         b->be->ops->score(b->be, &x);
     if (what & KNOWN)

@@ -176,6 +176,12 @@ static void fake_attend(struct backend *be, const struct attend_args *a)
             attend_row(a, &a->seqs[s], k);
 }
 
+static size_t fake_known_bytes(const struct kv_geometry *g, uint32_t heads)
+{
+    (void)g, (void)heads;
+    return 0; /* no instance here asks for the known mass */
+}
+
 static const struct backend_ops fake_ops = {.name = "fake",
                                             .act_bytes = 4,
                                             .alloc = fake_alloc,
@@ -183,6 +189,7 @@ static const struct backend_ops fake_ops = {.name = "fake",
                                             .copy = fake_copy,
                                             .digest_bytes = fake_digest_bytes,
                                             .score = fake_score,
+                                            .known_bytes = fake_known_bytes,
                                             .select = fake_select,
                                             .resolve = fake_resolve,
                                             .attend = fake_attend};
