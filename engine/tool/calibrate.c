@@ -138,12 +138,9 @@ static status measure(struct calibrate *c)
     return OK;
 }
 
-static status run(struct calibrate *c)
+/* Opens, measures and writes the policy. */
+static status find_policy(struct calibrate *c)
 {
-    static const struct sheet_column columns[] = {{"layer", "layer", SHEET_COUNT, 0},
-                                                  {"head", "KV head", SHEET_COUNT, 0},
-                                                  {"echo", "echo", SHEET_FIXED, 4},
-                                                  {"induction", "induction", SHEET_FIXED, 4}};
     const struct eval_run_config cfg = {.model = c->model,
                                         .isa = c->isa,
                                         .n_threads = c->threads,
@@ -160,7 +157,16 @@ static status run(struct calibrate *c)
                                        .kv_heads = info->shape.kv_heads,
                                        .echo = c->echo_score,
                                        .induction = c->induction_score};
-    TRY(head_policy_write(c->out, info->name, &scores, (float)c->induction, (float)c->echo));
+    return head_policy_write(c->out, info->name, &scores, (float)c->induction, (float)c->echo);
+}
+
+static status run(struct calibrate *c)
+{
+    static const struct sheet_column columns[] = {{"layer", "layer", SHEET_COUNT, 0},
+                                                  {"head", "KV head", SHEET_COUNT, 0},
+                                                  {"echo", "echo", SHEET_FIXED, 4},
+                                                  {"induction", "induction", SHEET_FIXED, 4}};
+    TRY(find_policy(c));
     cJSON *sheet = results(c);
     sheet_print(stdout, cJSON_GetObjectItem(sheet, "rows"), columns, ARRAY_LEN(columns));
     printf("written to %s: spind serve --head-policy razor --head-policy-file %s\n", c->out,
@@ -181,12 +187,30 @@ static void fini(struct calibrate *c)
     mem_free(c->induction_score);
 }
 
+/* RazorAttention keeps the best 14 % by induction and 1 % by echo of a model with one KV head per query
+ * head; with groups of three a lane is kept for any of them, hence more. */
+static struct calibrate preset(const char *model)
+{
+    return (struct calibrate){
+        .model = model, .period = 1500, .every = 8, .seed = 42, .induction = 0.28, .echo = 0.02};
+}
+
+status calibrate_policy(const char *model, const char *isa, uint32_t threads, uint32_t period,
+                        const char *out)
+{
+    struct calibrate c = preset(model);
+    c.isa = isa;
+    c.threads = threads;
+    c.period = period ? period : c.period;
+    c.out = out;
+    status st = find_policy(&c);
+    fini(&c);
+    return st;
+}
+
 int calibrate_verb(int argc, char **argv, const char *model)
 {
-    /* RazorAttention keeps the best 14 % by induction and 1 % by echo of a model with one KV head per
-     * query head; with groups of three a lane is kept for any of them, hence more. */
-    struct calibrate c = {
-        .model = model, .period = 1500, .every = 8, .seed = 42, .induction = 0.28, .echo = 0.02};
+    struct calibrate c = preset(model);
     const struct args_option options[] = {
         {"model", ARGS_TEXT, &c.model, 0, 0, "GGUF file; the default model if it is there"},
         {"out", ARGS_TEXT, &c.out, 0, 0, "policy file to write"},

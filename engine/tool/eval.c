@@ -110,6 +110,22 @@ double eval_list_number(const char *text, double *out)
     return *out;
 }
 
+/* What every plug-in has; the budget is a word of its own. */
+static bool is_common(const char *name)
+{
+    return strcmp(name, "interval") == 0 || strcmp(name, "top_p") == 0;
+}
+
+static status set_option(struct sparse_choice *c, const char *name, const char *value)
+{
+    double v;
+    if (!is_common(name))
+        return sparse_choice_set(c, name, value);
+    if (isnan(eval_list_number(value, &v)))
+        return err(ERR_ARG, "%s must be a number, got %s", name, value);
+    return sparse_choice_set_number(c, name, v);
+}
+
 static status set_options(struct sparse_choice *c, const char *options)
 {
     char copy[256], *save;
@@ -119,7 +135,7 @@ static status set_options(struct sparse_choice *c, const char *options)
         if (value == NULL)
             return err(ERR_ARG, "--option %s: wanted is name=value", o);
         *value++ = '\0';
-        TRY(sparse_choice_set(c, o, value));
+        TRY(set_option(c, o, value));
     }
     return OK;
 }
@@ -311,6 +327,8 @@ int eval_verb(int argc, char **argv, const char *model)
         {"json", ARGS_TEXT, &e->json, 0, 0, "file for the results"},
         {"svg", ARGS_TEXT, &e->svg, 0, 0, "file for a plot"},
         {"out", ARGS_TEXT, &e->out, 0, 0, "quality: folder for quality.md and its plots"},
+        {"piece", ARGS_LIST, &e->pieces, 0, 0, "quality: measure these; others are as in --cache"},
+        {"quick", ARGS_FLAG, &e->quick, 0, 0, "quality: short and few, to see that all works"},
         {"cache", ARGS_TEXT, &e->cache, 0, 0, "quality: folder of pieces already measured"},
     };
     struct args_list words = {0};

@@ -21,9 +21,10 @@ struct eval_setting {
 struct eval {
     /* words */
     const char *model, *isa, *text_file, *json, *svg, *policy, *policy_file, *out, *cache;
-    struct args_list plugins, options, budgets, tasks, lengths, modes;
+    struct args_list plugins, options, budgets, tasks, lengths, modes, pieces;
     uint32_t threads, block_rows, exempt_layers, context, tokens, offset, depths, samples, rows;
     uint32_t interval;
+    bool quick;
     double rope_scale, top_p;
     uint32_t seed;
 
@@ -35,6 +36,7 @@ struct eval {
     uint32_t *text_tokens, n_text_tokens;
     struct eval_setting settings[EVAL_MAX_SETTINGS];
     uint32_t n_settings;
+    const float *reference; /* what KL is measured against; NULL: the run's own dense rows */
     cJSON *sheet;
     uint32_t n_done, n_todo; /* progress: pieces of work */
     uint64_t start_us;
@@ -67,7 +69,11 @@ void eval_progress(struct eval *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 
 /* ---- pieces that `quality` runs too ---- */
 
-/* A row for each setting: KL to dense over e->tokens teacher-forced tokens behind e->context. */
+/* Prefills e->context tokens and computes e->tokens behind them densely, which makes the text that
+ * eval_kl_rows compares on. logits: [tokens][vocab]. */
+status eval_kl_dense(struct eval *e, float *logits);
+/* A row for each setting: KL over e->tokens teacher-forced tokens behind e->context, to
+ * e->reference or else to the dense rows of this run. */
 status eval_kl_rows(struct eval *e, cJSON *rows);
 /* What tasks came to, for one setting. */
 struct eval_outcome {

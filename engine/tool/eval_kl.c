@@ -47,18 +47,24 @@ static status kl_of(struct eval *e, const struct eval_setting *s, const float *d
     return OK;
 }
 
-status eval_kl_rows(struct eval *e, cJSON *rows)
+status eval_kl_dense(struct eval *e, float *logits)
 {
     const uint32_t *tokens = e->text_tokens + e->offset;
+    TRY(eval_run_prefill(e->run, tokens, e->context));
+    return eval_run_rows(e->run, NULL, tokens + e->context, e->tokens, logits);
+}
+
+status eval_kl_rows(struct eval *e, cJSON *rows)
+{
     size_t n = (size_t)e->tokens * eval_run_info(e->run)->shape.vocab;
     float *dense = mem_try_alloc(n * sizeof *dense), *logits = mem_try_alloc(n * sizeof *logits);
     status st = dense && logits ? OK : err(ERR_MEMORY, "logits of %u tokens", e->tokens);
-    if (st == OK && (st = eval_run_prefill(e->run, tokens, e->context)) == OK)
-        st = eval_run_rows(e->run, NULL, tokens + e->context, e->tokens, dense);
+    if (st == OK)
+        st = eval_kl_dense(e, dense);
     for (uint32_t i = 0; i < e->n_settings && st == OK; i++) {
         cJSON *row = cJSON_CreateObject();
         cJSON_AddItemToArray(rows, row);
-        st = kl_of(e, &e->settings[i], dense, logits, row);
+        st = kl_of(e, &e->settings[i], e->reference ? e->reference : dense, logits, row);
     }
     mem_free(dense);
     mem_free(logits);

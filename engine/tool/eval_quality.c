@@ -1,418 +1,360 @@
-/* `spind eval quality`: everything that docs/quality.md says, in one command. With --cache, pieces that
- * this very program has measured before (same file, text, model and seed) are not measured again.
- *
- * Beside our numbers stand those that reference/selection.md measured with `transformers` on another
- * novel: the same algorithm should be near. */
-#include "engine/tool/eval.h"
+/* `spind eval quality`: everything that docs/quality.md says, in one command. With --cache, a piece
+ * that this very program has measured before on the same model, text and words is not measured again,
+ * so a run that was interrupted goes on where it was. */
+#include "engine/tool/quality.h"
+#include "engine/tool/tool.h"
+#include "kernels/core/sha256.h"
+#include "kernels/log.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-enum { MAX_LINES = 12, BUDGETS = 4, ROOM = 512 };
-
-static const double budgets[BUDGETS] = {0.02, 0.05, 0.1, 0.25};
-
-struct line {
-    const char *plugin, *options;
-    double known[BUDGETS]; /* what selection.md has; 0: nothing */
+enum {
+    ROOM = 512,
+    KEY_BYTES = 1024,
+    KL_TOKENS = 192,
+    QUICK_CONTEXT = 1600,
+    QUICK_COUNT = 2,
+    QUICK_PERIOD = 300
 };
 
-enum kind { KL, PASSKEY, RULER, TURNS, ROBUSTNESS, PLANTED };
+/* ---- what a piece is measured with ---- */
 
-struct piece {
-    const char *name, *title, *text;
-    enum kind kind;
-    uint32_t block_rows, context, n_budgets, count; /* count: tokens, depths, samples or rows */
-    struct line lines[MAX_LINES];
-};
-
-static const struct piece pieces[] = {
-    {.name = "kl-8",
-     .title = "KL to dense, pages of 8 rows",
-     .text = "`wave` with its presets is the quality setting: a centroid and a few bits "
-             "of every row's distance from it; `outliers=1` has the farthest row instead. "
-             "`oracle` knows the true mass of each partition: on pages of consecutive rows, or on "
-             "wave's clusters.",
-     .kind = KL,
-     .block_rows = 8,
-     .context = 7232,
-     .n_budgets = 4,
-     .count = 192,
-     .lines = {{"dense", "", {0}},
-               {"wave", "", {0}},
-               {"wave", "codes=off,outliers=0", {0.040, 0.0150}},
-               {"wave", "outliers=1", {0.023, 0.0104}},
-               {"wave", "outliers=2", {0.0165}},
-               {"wave", "outliers=1,coarse_group=4,coarse_open=0.5", {0.0226}},
-               {"wave", "outliers=1,coarse_group=4,coarse_open=0.25", {0.0242}},
-               {"oracle", "layout=wave", {0.0126}},
-               {"oracle", "", {0}},
-               {"quest", "", {0}}}},
-    {.name = "kl-16",
-     .title = "KL to dense, pages of 16 rows",
-     .text = "`wave` with its presets is the speed setting: a centroid alone. `balance=off` is the "
-             "paper's free k-means in segments. selection.md clustered the whole context at once "
-             "in its "
-             "section 1; in segments of 1,024 rows it measured 0.019 for 5 %.",
-     .kind = KL,
-     .block_rows = 16,
-     .context = 7232,
-     .n_budgets = 4,
-     .count = 192,
-     .lines = {{"wave", "", {0.038, 0.016, 0.0066}},
-               {"wave", "outliers=1", {0.060, 0.0194}},
-               {"wave", "outliers=2", {0, 0.0179}},
-               {"wave", "estimate=0", {0}},
-               {"wave", "estimate=1", {0}},
-               {"wave", "reduce=sum_prob", {0}},
-               {"wave", "coarse_group=8,coarse_open=0.5", {0, 0.0168}},
-               {"wave", "coarse_group=4,coarse_open=0.25", {0, 0.0183}},
-               {"wave", "balance=off", {0.034, 0.015, 0.0070}},
-               {"wave", "balance=off,estimate=0", {0.059, 0.023, 0.0095}},
-               {"oracle", "", {0, 0.028, 0.012}},
-               {"quest", "", {0.149, 0.075, 0.044}}}},
-    {.name = "passkey-8",
-     .title = "Pass keys, pages of 8 rows",
-     .text =
-         "A pass key in 7,200 tokens, the question in completion form through the sparse path, one "
-         "prompt for each depth. Depths in the last 1,056 positions are in the tail: kept by every "
-         "method. selection.md: six prompts, 7,360 tokens.",
-     .kind = PASSKEY,
-     .block_rows = 8,
-     .context = 7200,
-     .n_budgets = 2,
-     .count = 32,
-     .lines = {{"wave", "", {0}},
-               {"wave", "outliers=0", {0}},
-               {"wave", "outliers=2", {0}},
-               {"wave", "coarse_group=4,coarse_open=0.5", {0}},
-               {"oracle", "layout=wave", {0}},
-               {"quest", "", {0}}}},
-    {.name = "passkey-16",
-     .title = "Pass keys, pages of 16 rows",
-     .text = "The same with fewer depths.",
-     .kind = PASSKEY,
-     .block_rows = 16,
-     .context = 7200,
-     .n_budgets = 2,
-     .count = 16,
-     .lines = {{"wave", "", {0}},
-               {"wave", "outliers=1", {0}},
-               {"wave", "outliers=2", {0}},
-               {"wave", "balance=off", {0}},
-               {"oracle", "", {0}},
-               {"quest", "", {0}}}},
-    {.name = "ruler-8",
-     .title = "RULER's tasks in completion form, pages of 8 rows",
-     .text =
-         "What dense gets right, and what of that is kept; log p is of the true answer, per token. "
-         "A task that dense cannot do at this size says nothing but its log-probabilities.",
-     .kind = RULER,
-     .block_rows = 8,
-     .context = 7200,
-     .n_budgets = 2,
-     .count = 2,
-     .lines = {{"wave", "", {0}}, {"quest", "", {0}}}},
-    {.name = "turns-8",
-     .title = "Five questions in a row, pages of 8 rows",
-     .text = "One context of 7,200 tokens with five pass keys; the answers stay in the history.",
-     .kind = TURNS,
-     .block_rows = 8,
-     .context = 7200,
-     .n_budgets = 3,
-     .count = 4,
-     .lines = {{"wave", "", {0}}, {"oracle", "layout=wave", {0}}, {"quest", "", {0}}}},
-    {.name = "robustness-8",
-     .title = "Robustness of the selection, pages of 8 rows",
-     .text =
-         "A query is (row, layer, KV head). recall@K: the share of its K heaviest rows that is "
-         "attended exactly; R-0.9@64: the share of the queries with a recall of 0.9 at least; "
-         "mass: "
-         "the share of the candidates' attention. Rows of a page come along, so recall@256 cannot "
-         "be 1 at 2 %.",
-     .kind = ROBUSTNESS,
-     .block_rows = 8,
-     .context = 7232,
-     .n_budgets = 3,
-     .count = 32,
-     .lines = {{"wave", "", {0}},
-               {"oracle", "layout=wave", {0}},
-               {"oracle", "", {0}},
-               {"quest", "", {0}}}},
-    {.name = "planted-8",
-     .title = "Planted traces, 2 % budget, pages of 8 rows",
-     .text =
-         "Keys and queries without a model: 16 planted tokens hold 80 % of each query's attention. "
-         "Each trace is made to break one kind of algorithm (engine/tool/planted.h).",
-     .kind = PLANTED,
-     .block_rows = 8,
-     .count = 32},
-};
-
-/* ---- measuring a piece ---- */
-
-static status settings_of(struct eval *e, const struct piece *p)
+static status settings_of(struct eval *e, const struct quality_piece *p)
 {
     e->n_settings = 0;
-    for (uint32_t i = 0; i < MAX_LINES && p->lines[i].plugin; i++)
+    for (uint32_t i = 0; i < QUALITY_LINES && p->lines[i].plugin; i++) {
+        const struct quality_line *l = &p->lines[i];
+        bool dense = strcmp(l->plugin, "dense") == 0;
         for (uint32_t b = 0; b < p->n_budgets; b++)
-            if (strcmp(p->lines[i].plugin, "dense") != 0 || b == 0)
-                TRY(eval_add_setting(e, NULL, p->lines[i].plugin, p->lines[i].options, budgets[b]));
+            if ((b == 0 || !dense) && (dense || e->geo->n_lanes[LANE_SPARSE] > 0))
+                TRY(eval_add_setting(e, NULL, l->plugin, l->options, quality_budgets[b]));
+    }
     return OK;
 }
 
-static void words_of(struct eval *e, const struct piece *p)
+static status open_for(struct eval *e, const struct quality_piece *p)
 {
-    static const char *const traces[] = {"8192", "131072"}, *const compared[] = {"wave", "quest"};
-    e->block_rows = p->block_rows;
-    e->context = p->context;
-    e->tokens = e->depths = e->samples = e->rows = p->count;
-    e->lengths.n = e->tasks.n = e->plugins.n = e->options.n = e->budgets.n = 0;
-    if (p->kind == RULER) {
-        e->lengths.v[e->lengths.n++] = "2048";
-        e->lengths.v[e->lengths.n++] = "7200";
-        for (uint32_t i = 0; i < tasks_count(); i++) /* the others are pieces of their own */
-            if (strcmp(tasks_name(i), "passkey") != 0 && strcmp(tasks_name(i), "turns") != 0)
-                e->tasks.v[e->tasks.n++] = tasks_name(i);
-    }
-    for (uint32_t i = 0; i < 2 && p->kind == PLANTED; i++) {
-        e->lengths.v[e->lengths.n++] = traces[i];
-        e->plugins.v[e->plugins.n++] = compared[i];
-    }
-    e->budgets.v[e->budgets.n++] = "0.02";
+    uint32_t room = e->context + ROOM;
+    TRY(eval_open(e, room));
+    TRY(eval_read_text(e, room));
+    return settings_of(e, p);
 }
 
-static status measure(struct eval *e, const struct piece *p, cJSON *rows)
+/* --quick: one segment and a tail, and no more than two of anything. */
+static uint32_t length(const struct eval *e, uint32_t tokens)
+{
+    return e->quick && tokens > QUICK_CONTEXT ? QUICK_CONTEXT : tokens;
+}
+
+static uint32_t count(const struct eval *e, uint32_t n)
+{
+    return e->quick && n > QUICK_COUNT ? QUICK_COUNT : n;
+}
+
+static void words_of(struct eval *e, const struct quality_piece *p)
+{
+    e->block_rows = p->block_rows;
+    e->context = length(e, p->context);
+    e->tokens = e->depths = e->samples = e->rows = count(e, p->count);
+    e->lengths.n = e->tasks.n = e->plugins.n = e->options.n = e->budgets.n = e->modes.n = 0;
+}
+
+/* Rows from `from` on belong to this. */
+static void mark(cJSON *rows, int from, const char *key, const char *text, double number)
+{
+    cJSON *row;
+    int i = 0;
+    cJSON_ArrayForEach(row, rows)
+    {
+        if (i++ < from)
+            continue;
+        if (text != NULL)
+            cJSON_AddStringToObject(row, key, text);
+        else
+            cJSON_AddNumberToObject(row, key, number);
+    }
+}
+
+/* ---- kinds ---- */
+
+static status plain(struct eval *e, const struct quality_piece *p, uint32_t steps,
+                    status (*rows_of)(struct eval *, cJSON *), cJSON *rows)
+{
+    TRY(open_for(e, p));
+    eval_expect(e, steps ? steps : e->n_settings);
+    return rows_of(e, rows);
+}
+
+static status contexts(struct eval *e, const struct quality_piece *p, cJSON *rows)
+{
+    /* Segments and a tail of 64. The last one is beyond the model's own positions. */
+    static const struct {
+        uint32_t context;
+        double rope_scale;
+    } at[] = {{2112, 1}, {4160, 1}, {7232, 1}, {14400, 2}};
+    double scale = e->rope_scale;
+    status st = OK;
+    for (size_t i = 0; i < ARRAY_LEN(at) && st == OK; i++) {
+        int from = cJSON_GetArraySize(rows);
+        e->context = length(e, at[i].context);
+        e->rope_scale = at[i].rope_scale;
+        st = plain(e, p, 0, eval_kl_rows, rows);
+        mark(rows, from, "rope_scale", NULL, at[i].rope_scale);
+    }
+    e->rope_scale = scale;
+    return st;
+}
+
+/* A third and two thirds into the text, or two texts of other seeds. */
+static status places(struct eval *e, const struct quality_piece *p, cJSON *rows)
+{
+    enum { PLACES = 2 };
+    uint32_t offset = e->offset, seed = e->seed;
+    status st = OK;
+    for (uint32_t i = 1; i <= PLACES && st == OK; i++) {
+        int from = cJSON_GetArraySize(rows);
+        e->offset = offset;
+        e->seed = seed + (e->text_file == NULL ? i : 0);
+        if ((st = open_for(e, p)) != OK)
+            break;
+        uint32_t left = e->n_text_tokens - offset - e->context - ROOM;
+        e->offset = offset + (e->text_file ? left / (PLACES + 1) * i : 0);
+        eval_expect(e, e->n_settings);
+        st = eval_kl_rows(e, rows);
+        mark(rows, from, e->text_file ? "offset" : "seed", NULL,
+             e->text_file ? e->offset : e->seed);
+    }
+    e->offset = offset;
+    e->seed = seed;
+    return st;
+}
+
+/* Pass keys by the settings that made the rows from `from` on, beside their KL. */
+static status add_keys(struct eval *e, const struct quality_piece *p, cJSON *rows, int from)
+{
+    static const char *const keys[] = {"asked", "right"};
+    cJSON *found = cJSON_CreateArray();
+    e->depths = count(e, p->count);
+    eval_expect(e, e->depths);
+    status st = eval_passkey_rows(e, found);
+    for (int i = 0; i < cJSON_GetArraySize(found) && st == OK; i++)
+        for (size_t k = 0; k < ARRAY_LEN(keys); k++)
+            cJSON_AddNumberToObject(cJSON_GetArrayItem(rows, from + i), keys[k],
+                                    sheet_number(cJSON_GetArrayItem(found, i), keys[k]));
+    cJSON_Delete(found);
+    return st;
+}
+
+static status one_policy(struct eval *e, const struct quality_piece *p, float **reference,
+                         cJSON *rows)
+{
+    int from = cJSON_GetArraySize(rows);
+    e->tokens = count(e, KL_TOKENS);
+    TRY(open_for(e, p));
+    if (*reference == NULL) {
+        size_t n = (size_t)e->tokens * eval_run_info(e->run)->shape.vocab;
+        *reference = mem_alloc(n * sizeof **reference);
+        TRY(eval_kl_dense(e, *reference));
+    }
+    e->reference = *reference;
+    eval_expect(e, e->n_settings);
+    TRY(eval_kl_rows(e, rows));
+    mark(rows, from, "policy", e->policy, 0);
+    mark(rows, from, "lanes_stream", NULL, e->geo->n_lanes[LANE_STREAM]);
+    mark(rows, from, "lanes_sparse", NULL, e->geo->n_lanes[LANE_SPARSE]);
+    return add_keys(e, p, rows, from);
+}
+
+static status policies(struct eval *e, const struct quality_piece *p, cJSON *rows)
+{
+    static const char *const names[] = {"none", "streaming", "razor"};
+    char file[] = "/tmp/spind-razor-XXXXXX";
+    const char *policy = e->policy, *policy_file = e->policy_file;
+    float *reference = NULL;
+    int fd = mkstemp(file);
+    status st = fd >= 0 ? OK : err(ERR_IO, "%s: %s", file, strerror(errno));
+    if (st != OK)
+        return st;
+    close(fd);
+    st = calibrate_policy(e->model, e->isa, e->threads, e->quick ? QUICK_PERIOD : 0, file);
+    for (size_t i = 0; i < ARRAY_LEN(names) && st == OK; i++) {
+        e->policy = names[i];
+        e->policy_file = strcmp(names[i], "razor") == 0 ? file : NULL;
+        st = one_policy(e, p, &reference, rows);
+    }
+    unlink(file);
+    mem_free(reference);
+    e->reference = NULL;
+    e->policy = policy;
+    e->policy_file = policy_file;
+    return st;
+}
+
+static status ruler(struct eval *e, const struct quality_piece *p, cJSON *rows)
+{
+    e->lengths.v[e->lengths.n++] = e->quick ? "1600" : "2048";
+    if (!e->quick)
+        e->lengths.v[e->lengths.n++] = "7200";
+    for (uint32_t i = 0; i < tasks_count(); i++) /* the others are pieces of their own */
+        if (strcmp(tasks_name(i), "passkey") != 0 && strcmp(tasks_name(i), "turns") != 0)
+            e->tasks.v[e->tasks.n++] = tasks_name(i);
+    return plain(e, p, e->lengths.n * e->tasks.n * e->samples, eval_ruler_rows, rows);
+}
+
+static status planted(struct eval *e, cJSON *rows)
+{
+    static const char *const lengths[] = {"8192", "32768", "131072"}, *const compared[] = {"wave",
+                                                                                           "quest"};
+    for (size_t i = 0; i < (e->quick ? 1 : ARRAY_LEN(lengths)); i++)
+        e->lengths.v[e->lengths.n++] = lengths[i];
+    for (size_t i = 0; i < ARRAY_LEN(compared); i++)
+        e->plugins.v[e->plugins.n++] = compared[i];
+    e->budgets.v[e->budgets.n++] = "0.02";
+    return eval_planted_rows(e, rows);
+}
+
+static status measure(struct eval *e, const struct quality_piece *p, cJSON *rows)
 {
     words_of(e, p);
-    if (p->kind == PLANTED)
-        return eval_planted_rows(e, rows);
-    uint32_t room = p->context + ROOM;
-    if (e->run == NULL || eval_run_memory(e->run)->geo->block_rows != p->block_rows) {
-        TRY(eval_open(e, 7232 + ROOM));
-        TRY(eval_read_text(e, room));
-    }
-    TRY(settings_of(e, p));
     switch (p->kind) {
-    case KL: eval_expect(e, e->n_settings); return eval_kl_rows(e, rows);
-    case PASSKEY: eval_expect(e, p->count); return eval_passkey_rows(e, rows);
-    case RULER:
-        eval_expect(e, e->lengths.n * e->tasks.n * p->count);
-        return eval_ruler_rows(e, rows);
-    case TURNS: eval_expect(e, p->count); return eval_turns_rows(e, rows);
-    default: eval_expect(e, e->n_settings); return eval_robustness_rows(e, rows);
+    case QUALITY_KL: return plain(e, p, 0, eval_kl_rows, rows);
+    case QUALITY_CONTEXTS: return contexts(e, p, rows);
+    case QUALITY_PLACES: return places(e, p, rows);
+    case QUALITY_POLICIES: return policies(e, p, rows);
+    case QUALITY_PASSKEY: return plain(e, p, e->depths, eval_passkey_rows, rows);
+    case QUALITY_RULER: return ruler(e, p, rows);
+    case QUALITY_TURNS: return plain(e, p, e->samples, eval_turns_rows, rows);
+    case QUALITY_ROBUSTNESS: return plain(e, p, 0, eval_robustness_rows, rows);
+    default: return planted(e, rows);
     }
 }
 
 /* ---- pieces already measured ---- */
 
-/* What must be equal for a number to be the same. */
-static void key_of(const struct eval *e, char *out, size_t room)
+/* The first half of the digest of a file's bytes: a copy is the same file, an edited one is not. */
+static status digest_of(const char *path, char out[SHA256_BYTES + 1])
 {
-    struct stat self = {0}, text = {0};
-    stat("/proc/self/exe", &self);
-    if (e->text_file)
-        stat(e->text_file, &text);
-    snprintf(out, room,
-             "program %lld.%09ld of %lld bytes, model %s, text %s of %lld bytes + %u, seed %u",
-             (long long)self.st_mtim.tv_sec, self.st_mtim.tv_nsec, (long long)self.st_size,
-             e->model, e->text_file ? e->text_file : "generated", (long long)text.st_size,
-             e->offset, e->seed);
+    static unsigned char bytes[1 << 16];
+    unsigned char digest[SHA256_BYTES];
+    struct sha256 c;
+    size_t n;
+    FILE *f = fopen(path, "rb");
+    if (f == NULL)
+        return err(ERR_IO, "%s: %s", path, strerror(errno));
+    sha256_init(&c);
+    while ((n = fread(bytes, 1, sizeof bytes, f)) > 0)
+        sha256_add(&c, bytes, n);
+    bool whole = !ferror(f);
+    fclose(f);
+    sha256_done(&c, digest);
+    for (int i = 0; i < SHA256_BYTES / 2; i++)
+        snprintf(out + 2 * (size_t)i, 3, "%02x", digest[i]);
+    return whole ? OK : err(ERR_IO, "%s cannot be read", path);
 }
 
-/* A sheet of the piece: from the cache, or measured now. */
-static status piece_of(struct eval *e, const struct piece *p, cJSON **out)
+/* What must be equal for a number to be the same. The program knows its pieces and its presets. */
+static status key_of(const struct eval *e, char out[KEY_BYTES])
 {
-    char file[4096], key[1024];
-    key_of(e, key, sizeof key);
+    char self[SHA256_BYTES + 1], model[SHA256_BYTES + 1], text[SHA256_BYTES + 1] = "generated";
+    char policy[SHA256_BYTES + 1] = "";
+    TRY(digest_of("/proc/self/exe", self));
+    TRY(digest_of(e->model, model));
+    if (e->text_file != NULL)
+        TRY(digest_of(e->text_file, text));
+    if (e->policy_file != NULL)
+        TRY(digest_of(e->policy_file, policy));
+    snprintf(
+        out, KEY_BYTES,
+        "%sprogram %s, model %s, text %s + %u, seed %u, %s, isa %s, exempt layers %u, interval %u, "
+        "top-p %g, rope scale %g, policy %s %s",
+        e->quick ? "quick, " : "", self, model, text, e->offset, e->seed, sheet_machine(),
+        e->isa ? e->isa : "auto", e->exempt_layers, e->interval, e->top_p, e->rope_scale,
+        e->policy ? e->policy : "none", policy);
+    return OK;
+}
+
+static bool is_wanted(const struct eval *e, const char *piece)
+{
+    bool wanted = e->pieces.n == 0;
+    for (uint32_t i = 0; i < e->pieces.n; i++)
+        wanted = wanted || strcmp(e->pieces.v[i], piece) == 0;
+    return wanted;
+}
+
+static status check_pieces(const struct eval *e)
+{
+    char known[256] = "";
+    for (uint32_t i = 0; i < quality_n_pieces; i++) {
+        size_t at = strlen(known);
+        snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", quality_pieces[i].name);
+    }
+    for (uint32_t k = 0; k < e->pieces.n; k++) {
+        uint32_t i = 0;
+        while (i < quality_n_pieces && strcmp(e->pieces.v[k], quality_pieces[i].name) != 0)
+            i++;
+        if (i == quality_n_pieces)
+            return err(ERR_ARG, "--piece %s: there are %s", e->pieces.v[k], known);
+    }
+    return OK;
+}
+
+/* A sheet of the piece: from the cache, or measured now; NULL: neither, and not wanted. */
+static status piece_of(struct eval *e, const struct quality_piece *p, const char *key, cJSON **out)
+{
+    char file[4096];
     snprintf(file, sizeof file, "%s/%s.json", e->cache ? e->cache : "", p->name);
     if (e->cache && sheet_load(out, file) == OK) {
-        const cJSON *was = cJSON_GetObjectItem(*out, "key");
-        if (cJSON_IsString(was) && strcmp(was->valuestring, key) == 0)
+        if (strcmp(sheet_text(*out, "key"), key) == 0)
             return OK;
         cJSON_Delete(*out);
+        *out = NULL;
     }
+    if (!is_wanted(e, p->name))
+        return OK;
     *out = sheet_create(p->name);
     cJSON_AddStringToObject(*out, "key", key);
     uint64_t start = clock_us();
     TRY(measure(e, p, cJSON_GetObjectItem(*out, "rows")));
-    cJSON_AddNumberToObject(*out, "seconds", (double)(clock_us() - start) / 1e6);
+    double seconds = (double)(clock_us() - start) / 1e6;
+    cJSON_AddNumberToObject(*out, "seconds", seconds);
+    log_line(LOG_INFO, "%s: measured in %.0f s", p->name, seconds);
     if (e->cache && mkdir(e->cache, 0777) != 0 && errno != EEXIST)
         return err(ERR_IO, "%s: %s", e->cache, strerror(errno));
     return sheet_save(*out, e->cache ? file : NULL);
 }
 
-/* ---- writing it down ---- */
-
-static const struct sheet_column kl_columns[] = {
-    {"plugin", "plug-in", SHEET_TEXT, 0},      {"budget", "budget", SHEET_PERCENT, 0},
-    {"kl_mean", "KL", SHEET_FIXED, 5},         {"known", "selection.md", SHEET_FIXED, 4},
-    {"kl_p99", "p99", SHEET_FIXED, 3},         {"top1", "same top-1", SHEET_PERCENT, 1},
-    {"ppl", "perplexity", SHEET_FIXED, 3},     {"ppl_dense", "dense", SHEET_FIXED, 3},
-    {"rows_attended", "rows", SHEET_COUNT, 0}, {"scan_bytes", "scanned bytes", SHEET_COUNT, 0},
-};
-static const struct sheet_column task_columns[] = {
-    {"task", "task", SHEET_TEXT, 0},
-    {"context", "context", SHEET_COUNT, 0},
-    {"plugin", "plug-in", SHEET_TEXT, 0},
-    {"budget", "budget", SHEET_PERCENT, 0},
-    {"asked", "asked", SHEET_COUNT, 0},
-    {"dense_right", "dense right", SHEET_COUNT, 0},
-    {"kept", "kept", SHEET_COUNT, 0},
-    {"kept_share", "share", SHEET_PERCENT, 0},
-    {"kl", "KL of the answer", SHEET_FIXED, 3},
-    {"logprob", "log p", SHEET_FIXED, 2},
-    {"logprob_dense", "dense", SHEET_FIXED, 2},
-};
-static const struct sheet_column robust_columns[] = {
-    {"plugin", "plug-in", SHEET_TEXT, 0},
-    {"budget", "budget", SHEET_PERCENT, 0},
-    {"recall_16", "recall@16", SHEET_FIXED, 3},
-    {"recall_64", "@64", SHEET_FIXED, 3},
-    {"recall_256", "@256", SHEET_FIXED, 3},
-    {"recall_p5_64", "@64, worst 5 %", SHEET_FIXED, 3},
-    {"robustness_0.5_64", "R-0.5@64", SHEET_FIXED, 3},
-    {"robustness_0.9_64", "R-0.9@64", SHEET_FIXED, 3},
-    {"mass", "mass", SHEET_FIXED, 3},
-    {"mass_p5", "worst 5 %", SHEET_FIXED, 3},
-};
-static const struct sheet_column planted_columns[] = {
-    {"mode", "trace", SHEET_TEXT, 0},
-    {"context", "context", SHEET_COUNT, 0},
-    {"plugin", "plug-in", SHEET_TEXT, 0},
-    {"recall", "recall", SHEET_FIXED, 3},
-    {"recall_p5", "p5", SHEET_FIXED, 3},
-    {"found_all", "found all", SHEET_PERCENT, 0},
-    {"error", "error of the output", SHEET_FIXED, 3},
-};
-
-static void write_table(FILE *f, const struct piece *p, const cJSON *rows)
+static status run_pieces(struct eval *e, cJSON **sheets)
 {
-    switch (p->kind) {
-    case KL: sheet_markdown(f, rows, kl_columns, ARRAY_LEN(kl_columns)); break;
-    case ROBUSTNESS: sheet_markdown(f, rows, robust_columns, ARRAY_LEN(robust_columns)); break;
-    case PLANTED: sheet_markdown(f, rows, planted_columns, ARRAY_LEN(planted_columns)); break;
-    default: sheet_markdown(f, rows, task_columns, ARRAY_LEN(task_columns)); break;
+    char key[KEY_BYTES];
+    cJSON *all = cJSON_AddObjectToObject(e->sheet, "pieces");
+    TRY(key_of(e, key));
+    for (uint32_t i = 0; i < quality_n_pieces; i++) {
+        status st = piece_of(e, &quality_pieces[i], key, &sheets[i]);
+        if (sheets[i] != NULL) /* the document owns them */
+            cJSON_AddItemToObject(all, quality_pieces[i].name, sheets[i]);
+        TRY(st);
     }
-}
-
-/* What selection.md has for the same, beside ours. */
-static void add_known(const struct piece *p, cJSON *rows)
-{
-    char label[48];
-    cJSON *row;
-    cJSON_ArrayForEach(row, rows) for (uint32_t i = 0; i < MAX_LINES && p->lines[i].plugin;
-                                       i++) for (uint32_t b = 0; b < p->n_budgets; b++)
-    {
-        const struct line *l = &p->lines[i];
-        snprintf(label, sizeof label, "%s%s%s", l->plugin, *l->options ? " " : "", l->options);
-        if (l->known[b] > 0 && sheet_number(row, "budget") == budgets[b] &&
-            strcmp(cJSON_GetObjectItem(row, "plugin")->valuestring, label) == 0)
-            cJSON_AddNumberToObject(row, "known", l->known[b]);
-    }
-}
-
-static void add_to_plot(struct plot *p, const cJSON *rows, const char *key, double times)
-{
-    char name[64];
-    const cJSON *row;
-    cJSON_ArrayForEach(row, rows)
-    {
-        const char *plugin = cJSON_GetObjectItem(row, "plugin")->valuestring;
-        if (strstr(plugin, "coarse") || strstr(plugin, "estimate") || strstr(plugin, "reduce") ||
-            strcmp(plugin, "dense") == 0)
-            continue;
-        snprintf(name, sizeof name, "%s, %g rows", plugin, sheet_number(row, "block_size"));
-        plot_point(plot_series(p, name), 100 * sheet_number(row, "budget"),
-                   times * sheet_number(row, key));
-    }
-}
-
-static status save_plots(struct eval *e, cJSON *const *sheets)
-{
-    static struct plot kl = {.title = "KL of the sparse path to the dense one, 7,232 tokens",
-                             .x_label = "budget, % of the context",
-                             .y_label = "KL, nats per token",
-                             .log_x = true,
-                             .log_y = true};
-    static struct plot kept = {.title = "Pass keys kept of those that dense finds, 7,200 tokens",
-                               .x_label = "budget, % of the context",
-                               .y_label = "kept, %"};
-    char file[4096];
-    for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
-        const cJSON *rows = cJSON_GetObjectItem(sheets[i], "rows");
-        if (pieces[i].kind == KL)
-            add_to_plot(&kl, rows, "kl_mean", 1);
-        if (pieces[i].kind == PASSKEY)
-            add_to_plot(&kept, rows, "kept_share", 100);
-    }
-    snprintf(file, sizeof file, "%s/quality-kl.svg", e->out);
-    TRY(plot_save(&kl, file));
-    snprintf(file, sizeof file, "%s/quality-passkey.svg", e->out);
-    return plot_save(&kept, file);
-}
-
-/* Rows are measured on a day and a machine; a cached piece keeps its own. */
-static void write_head(const struct eval *e, FILE *f, cJSON *const *sheets)
-{
-    double seconds = 0;
-    for (size_t i = 0; i < ARRAY_LEN(pieces); i++)
-        seconds += sheet_number(sheets[i], "seconds");
-    fprintf(
-        f,
-        "# Quality, measured\n\n"
-        "Written by `spind eval quality` (`make quality`); do not edit. What it means and what "
-        "follows from it: docs/decisions.md.\n\n"
-        "Model: %s. Text: %s. Machine: %s. Date: %s. It took %.0f minutes there.\n\n"
-        "The first %u layers are dense. A prefill is computed densely, then the tokens behind it "
-        "go "
-        "through the sparse path, teacher-forced, each row with a selection of its own. A budget "
-        "is "
-        "rows of sealed positions, a share of the context; beside it the 16 sinks and the tail are "
-        "attended. KL is that of the dense output to the sparse one, in nats per token. "
-        "*selection.md* is what reference/selection.md measured for the same setting with another "
-        "program (float32 digests, whole-context clusters where it says so) on another text.\n\n"
-        "![KL by budget](quality-kl.svg)\n\n![Pass keys kept](quality-passkey.svg)\n",
-        strrchr(e->model, '/') ? strrchr(e->model, '/') + 1 : e->model,
-        e->text_file ? (strrchr(e->text_file, '/') ? strrchr(e->text_file, '/') + 1 : e->text_file)
-                     : "generated prose",
-        cJSON_GetObjectItem(sheets[0], "machine")->valuestring,
-        cJSON_GetObjectItem(sheets[0], "date")->valuestring, seconds / 60, e->exempt_layers);
-}
-
-static status write_report(struct eval *e, cJSON *const *sheets)
-{
-    char file[4096];
-    snprintf(file, sizeof file, "%s/quality.md", e->out);
-    FILE *f = fopen(file, "w");
-    if (f == NULL)
-        return err(ERR_IO, "%s: %s", file, strerror(errno));
-    write_head(e, f, sheets);
-    for (size_t i = 0; i < ARRAY_LEN(pieces); i++) {
-        cJSON *rows = cJSON_GetObjectItem(sheets[i], "rows");
-        fprintf(f, "\n## %s\n\n%s\n\n", pieces[i].title, pieces[i].text);
-        add_known(&pieces[i], rows);
-        write_table(f, &pieces[i], rows);
-    }
-    if (fclose(f) != 0)
-        return err(ERR_IO, "%s: %s", file, strerror(errno));
-    printf("written: %s\n", file);
-    return save_plots(e, sheets);
+    return OK;
 }
 
 static status run(struct eval *e)
 {
-    cJSON *sheets[ARRAY_LEN(pieces)] = {0}, *all = cJSON_AddObjectToObject(e->sheet, "pieces");
-    status st = e->out ? OK : err(ERR_ARG, "--out FOLDER: where quality.md goes");
-    for (size_t i = 0; i < ARRAY_LEN(pieces) && st == OK; i++) {
-        st = piece_of(e, &pieces[i], &sheets[i]);
-        if (sheets[i] != NULL) /* the document owns them */
-            cJSON_AddItemToObject(all, pieces[i].name, sheets[i]);
-    }
-    return st == OK ? write_report(e, sheets) : st;
+    if (e->out == NULL)
+        return err(ERR_ARG, "--out FOLDER: where quality.md goes");
+    if (e->model == NULL)
+        return err(ERR_ARG, "no model given and the default one is not there: --model FILE.gguf");
+    TRY(check_pieces(e));
+    cJSON **sheets = mem_alloc(quality_n_pieces * sizeof *sheets);
+    status st = run_pieces(e, sheets);
+    if (st == OK)
+        st = quality_report(e, sheets);
+    mem_free(sheets);
+    return st;
 }
 
 const struct eval_command eval_quality = {"quality", "everything for docs/quality.md, in --out",

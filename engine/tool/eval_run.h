@@ -58,10 +58,11 @@ void eval_run_forget(struct eval_run *r);
 
 /* What a choice selects and scans behind a context of this length; digests without the row map. */
 struct eval_cost {
-    uint32_t budget;   /* selected rows of sealed positions, beside sinks and tail */
-    uint32_t rows;     /* attended exactly, all in all */
-    double share;      /* budget / context */
-    double scan_bytes; /* digests read per token, all SPARSE lanes */
+    uint32_t budget; /* selected rows of sealed positions, beside sinks and tail */
+    uint32_t rows;   /* attended exactly, all in all */
+    double share;    /* budget / context */
+    double
+        scan_bytes; /* of digests, all SPARSE lanes; a token reads them all if not coarse to fine */
 };
 status eval_run_cost(struct eval_run *r, const struct sparse_choice *c, uint32_t context,
                      struct eval_cost *out);

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WIDTH = 720, HEIGHT = 440, LEFT = 70, RIGHT = 190, TOP = 40, BOTTOM = 55, TICKS = 40 };
+enum { WIDTH = 720, HEIGHT = 440, LEFT = 84, RIGHT = 190, TOP = 40, BOTTOM = 55, TICKS = 40 };
 
 static const char *const colour[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                      "#e69f00", "#56b4e9", "#000000", "#999999"};
@@ -121,7 +121,7 @@ static void grid(FILE *f, const struct plot *p, const struct axis *x, const stru
         text(f, LEFT - 8, py + 4, "end", label);
     }
     text(f, (LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 14, "middle", p->x_label);
-    fprintf(f, "<g transform=\"translate(18 %d) rotate(-90)\">", (TOP + HEIGHT - BOTTOM) / 2);
+    fprintf(f, "<g transform=\"translate(16 %d) rotate(-90)\">", (TOP + HEIGHT - BOTTOM) / 2);
     text(f, 0, 0, "middle", p->y_label);
     fputs("</g>\n", f);
     text(f, LEFT, 22, "start", p->title);

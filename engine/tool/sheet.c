@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CELL = 64, MAX_FILE = 64 << 20 };
+enum { MAX_FILE = 64 << 20 };
 
 const char *sheet_machine(void)
 {
@@ -54,29 +54,35 @@ double sheet_number(const cJSON *row, const char *key)
     return cJSON_IsNumber(v) ? v->valuedouble : (double)NAN;
 }
 
-static void cell(char out[CELL], const cJSON *row, const struct sheet_column *c)
+const char *sheet_text(const cJSON *row, const char *key)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(row, key);
+    return cJSON_IsString(v) ? v->valuestring : "";
+}
+
+void sheet_cell(char out[SHEET_CELL], const cJSON *row, const struct sheet_column *c)
 {
     const cJSON *v = cJSON_GetObjectItemCaseSensitive(row, c->key);
     if (cJSON_IsString(v))
-        snprintf(out, CELL, "%s", v->valuestring);
+        snprintf(out, SHEET_CELL, "%s", v->valuestring);
     else if (!cJSON_IsNumber(v))
-        snprintf(out, CELL, "-");
+        snprintf(out, SHEET_CELL, "-");
     else if (c->format == SHEET_PERCENT)
-        snprintf(out, CELL, "%.*f %%", c->digits, 100 * v->valuedouble);
+        snprintf(out, SHEET_CELL, "%.*f %%", c->digits, 100 * v->valuedouble);
     else
-        snprintf(out, CELL, "%.*f", c->format == SHEET_COUNT ? 0 : c->digits, v->valuedouble);
+        snprintf(out, SHEET_CELL, "%.*f", c->format == SHEET_COUNT ? 0 : c->digits, v->valuedouble);
 }
 
 void sheet_print(FILE *to, const cJSON *rows, const struct sheet_column *columns, uint32_t n)
 {
-    char text[CELL];
+    char text[SHEET_CELL];
     int *width = mem_alloc(n * sizeof *width);
     const cJSON *row;
     for (uint32_t i = 0; i < n; i++) {
         width[i] = (int)strlen(columns[i].title);
         cJSON_ArrayForEach(row, rows)
         {
-            cell(text, row, &columns[i]);
+            sheet_cell(text, row, &columns[i]);
             width[i] = (int)strlen(text) > width[i] ? (int)strlen(text) : width[i];
         }
     }
@@ -87,7 +93,7 @@ void sheet_print(FILE *to, const cJSON *rows, const struct sheet_column *columns
     cJSON_ArrayForEach(row, rows)
     {
         for (uint32_t i = 0; i < n; i++) {
-            cell(text, row, &columns[i]);
+            sheet_cell(text, row, &columns[i]);
             fprintf(to, "%s%*s", i ? "  " : "",
                     columns[i].format == SHEET_TEXT ? -width[i] : width[i], text);
         }
@@ -99,7 +105,7 @@ void sheet_print(FILE *to, const cJSON *rows, const struct sheet_column *columns
 
 void sheet_markdown(FILE *to, const cJSON *rows, const struct sheet_column *columns, uint32_t n)
 {
-    char text[CELL];
+    char text[SHEET_CELL];
     const cJSON *row;
     for (uint32_t i = 0; i < n; i++)
         fprintf(to, "| %s ", columns[i].title);
@@ -110,7 +116,7 @@ void sheet_markdown(FILE *to, const cJSON *rows, const struct sheet_column *colu
     cJSON_ArrayForEach(row, rows)
     {
         for (uint32_t i = 0; i < n; i++) {
-            cell(text, row, &columns[i]);
+            sheet_cell(text, row, &columns[i]);
             fprintf(to, "| %s ", text);
         }
         fputs("|\n", to);

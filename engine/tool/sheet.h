@@ -28,6 +28,8 @@ cJSON *sheet_create(const char *what);
 cJSON *sheet_row(cJSON *sheet); /* a new row, owned by the sheet */
 /* Aligned, for a terminal. */
 void sheet_print(FILE *to, const cJSON *rows, const struct sheet_column *columns, uint32_t n);
+enum { SHEET_CELL = 64 };
+void sheet_cell(char out[SHEET_CELL], const cJSON *row, const struct sheet_column *c);
 /* The same rows as a Markdown table. */
 void sheet_markdown(FILE *to, const cJSON *rows, const struct sheet_column *columns, uint32_t n);
 /* NULL file: does nothing. Written beside and renamed, so a reader never sees half. ERR_IO. */
@@ -35,7 +37,8 @@ status sheet_save(const cJSON *sheet, const char *file);
 /* ERR_IO: not there; ERR_FORMAT: not JSON. */
 status sheet_load(cJSON **out, const char *file);
 
-double sheet_number(const cJSON *row, const char *key); /* NAN: not there */
-const char *sheet_machine(void);                        /* "Intel Xeon ..., 2 cores" */
+double sheet_number(const cJSON *row, const char *key);    /* NAN: not there */
+const char *sheet_text(const cJSON *row, const char *key); /* "": not there */
+const char *sheet_machine(void);                           /* "Intel Xeon ..., 2 cores" */
 
 #endif

@@ -4,9 +4,14 @@
 #ifndef ENGINE_TOOL_TOOL_H
 #define ENGINE_TOOL_TOOL_H
 
+#include "kernels/base.h"
+
 /* argv: what follows the verb. model: the default model's path, or NULL if it is not there. */
 int eval_verb(int argc, char **argv, const char *model);
 int calibrate_verb(int argc, char **argv, const char *model);
+/* What `spind calibrate` does, without a word on stdout: a razor policy into out. period 0: the verb's. */
+status calibrate_policy(const char *model, const char *isa, uint32_t threads, uint32_t period,
+                        const char *out);
 int locality_verb(int argc, char **argv); /* needs no model */
 
 struct engine_config;

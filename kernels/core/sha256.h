@@ -1,5 +1,5 @@
 /* SHA-256 (FIPS 180-4), one pass at a time: digests of API keys, of cache salts, of chat templates.
- * Small rather than fast: it never sees more than some kilobytes. No branch or address depends on
+ * Small rather than fast: a server never gives it more than some kilobytes. No branch or address depends on
  * the bytes hashed, only on their number. */
 #ifndef KERNELS_CORE_SHA256_H
 #define KERNELS_CORE_SHA256_H

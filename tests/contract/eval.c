@@ -10,6 +10,7 @@
 #include "tests/tap.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 enum { POSITIONS = 2560, CONTEXT = 2200, ROWS = 40, LAYERS = 3, HEADS = 4, KV_HEADS = 2, DIM = 64 };
@@ -392,6 +393,71 @@ static void the_verb_writes_what_scripts_read(void)
     unlink("/tmp/spind-eval.svg");
 }
 
+static char *read_page(const char *path)
+{
+    static char text[1 << 17];
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f)
+        fclose(f);
+    text[n] = '\0';
+    return text;
+}
+
+/* Puts a number that nobody measured into a piece of the cache. */
+static void spoil(const char *file, double v)
+{
+    cJSON *sheet;
+    rig_must(sheet_load(&sheet, file));
+    cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(sheet, "rows"), 1);
+    cJSON_ReplaceItemInObject(row, "kl_mean", cJSON_CreateNumber(v));
+    rig_must(sheet_save(sheet, file));
+    cJSON_Delete(sheet);
+}
+
+static void the_page_has_every_piece_and_keeps_what_it_measured(void)
+{
+    static const char *const heads[] = {"# Quality",
+                                        "## The bars",
+                                        "## KL to dense, pages of 8",
+                                        "## KL to dense, pages of 16",
+                                        "## KL at",
+                                        "## KL by length",
+                                        "## Head policies",
+                                        "## Pass keys, pages of 8",
+                                        "## RULER",
+                                        "## Five questions",
+                                        "## Robustness",
+                                        "## Planted",
+                                        "## Where",
+                                        "| scattered |",
+                                        "\nNot measured.\n",
+                                        "| 1600 | 2 |"};
+    char dir[] = "/tmp/spind-quality-XXXXXX", line[256], path[64];
+    ok(mkdtemp(dir) != NULL, "a folder");
+    snprintf(
+        line, sizeof line,
+        "quality --quick --exempt-layers 1 --out %s --cache %s --piece "
+        "kl-8,kl-16,kl-places,kl-contexts,robustness-8,planted-8", /* the tiny model has no words for tasks */
+        dir, dir);
+    is_int(verb(line), 0, "eval quality --quick");
+    snprintf(path, sizeof path, "%s/quality.md", dir);
+    const char *page = read_page(path);
+    for (size_t i = 0; i < ARRAY_LEN(heads); i++)
+        ok(strstr(page, heads[i]) != NULL, "the page has \"%s\"", heads[i]);
+    ok(strstr(page, "nan") == NULL, "and a number wherever one is written");
+    snprintf(path, sizeof path, "%s/kl-8.json", dir);
+    spoil(path, 0.4321);
+    is_int(verb(line), 0, "once more");
+    snprintf(path, sizeof path, "%s/quality.md", dir);
+    ok(strstr(read_page(path), "0.4321") != NULL, "what was measured is not measured again");
+    snprintf(line + strlen(line), sizeof line - strlen(line), " --seed 43");
+    is_int(verb(line), 0, "with another seed");
+    ok(strstr(read_page(path), "0.4321") == NULL, "but a piece of another seed is");
+    snprintf(line, sizeof line, "rm -r %s", dir);
+    ok(system(line) == 0, "removed");
+}
+
 static void wrong_words_are_refused(void)
 {
     static const struct {
@@ -413,6 +479,7 @@ static void wrong_words_are_refused(void)
         {"planted --mode tea", "scattered"},
         {"robustness --plugin dense --context 1200 --rows 2", "whole pages"},
         {"quality", "--out FOLDER"},
+        {"quality --out /tmp --piece tea", "there are kl-8"},
     };
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         int rc = verb(bad[i].line);
@@ -439,6 +506,7 @@ int main(void)
     costs_are_those_of_the_plan();
     a_draft_changes_nothing_that_is_generated();
     the_verb_writes_what_scripts_read();
+    the_page_has_every_piece_and_keeps_what_it_measured();
     wrong_words_are_refused();
     unlink(model_path);
     return tap_done();
