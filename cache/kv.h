@@ -111,6 +111,10 @@ status kv_seq_open(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
  * so a step that was granted and did not run must be followed by one that ends no later, or by
  * kv_seq_pause, or by kv_seq_close. */
 status kv_seq_grow(struct kv *kv, struct kv_seq *s, uint32_t n_rows);
+/* Rows up to n_rows have been computed and will not be again: if that is all that was granted, a STREAM
+ * ring drops now what no later row attends, so that who is passed over for a while holds no more than its
+ * window. RESIDENT or SPILLED. */
+void kv_seq_settle(struct kv *kv, struct kv_seq *s, uint32_t n_rows);
 /* The first n_rows positions hold these tokens' K and V, computed densely: full blocks (and sealed
  * groups) become shareable. tokens: all of the sequence from position 0. */
 void kv_seq_share(struct kv *kv, struct kv_seq *s, const uint32_t *tokens, uint32_t n_rows);

@@ -254,6 +254,14 @@ status kv_seq_grow(struct kv *kv, struct kv_seq *s, uint32_t n_rows)
     return OK;
 }
 
+void kv_seq_settle(struct kv *kv, struct kv_seq *s, uint32_t n_rows)
+{
+    if (!kv_uses(kv, LANE_STREAM) || n_rows != s->own->step_end)
+        return;
+    ring_move(kv, s, ring_leaving(kv, s, n_rows));
+    s->own->step_begin = n_rows;
+}
+
 /* ---- sharing ---- */
 
 /* The record of a segment that was sealed before its last block became the index's. */

@@ -150,6 +150,9 @@ void sched_remove(struct sched *s, struct sequence *q)
 
 /* ---- admission ---- */
 
+/* Rings of STREAM lanes are not counted here: max_seqs is no more than there are (engine/memory_plan.c),
+ * and whoever runs holds a window and, in a step, that step's rows (kv_seq_settle). */
+
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
@@ -448,8 +451,10 @@ bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, st
                 void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
     uint64_t retired;
-    for (uint32_t i = 0; i < s->n_running; i++)
+    for (uint32_t i = 0; i < s->n_running; i++) {
         s->running[i]->n_scheduled = 0;
+        kv_seq_settle(s->kv, &s->running[i]->kv, s->running[i]->n_computed);
+    }
     s->n_plan = s->plan_rows = s->plan_decodes = 0;
     s->n_steps++;
     residence_balance(s);

@@ -299,6 +299,8 @@ static void op_step(struct mirror *m)
     n_full += st != OK;
     if (st == OK)
         write_rows(m, end);
+    if (st == OK && below(2) == 0)
+        kv_seq_settle(kv, &m->seq, m->n_computed);
 }
 
 static void op_share(struct mirror *m)

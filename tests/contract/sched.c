@@ -430,6 +430,26 @@ static void spilled_traffic_always_ends(uint64_t seed, const struct size *z, con
     world_close(&w);
 }
 
+/* As many rings as the memory plan counts, and prompts that pass one another, each in the middle of a
+ * long one: whoever was passed over must not keep the rows of its last chunk from the others. */
+static void rings_are_enough_for_all_that_run(bool caching)
+{
+    enum { SEQS = 8, ROWS = 256, WINDOW = (16 + 64 + 64) / R + 2, CHUNK = ROWS / R + 1 };
+    struct world w;
+    const struct size z = {8000, 0, SEQS, ROWS, caching, {SEQS * WINDOW + 2 * CHUNK, 0}, 0};
+    world_open_sized(&w, &z);
+    for (uint32_t i = 0; i < SEQS; i++) {
+        submit(&w, 6000 - 700 * i, 20, i, 0);
+        for (int k = 0; k < 2; k++)
+            step(&w);
+    }
+    while (step(&w))
+        ;
+    is_int(w.finished, SEQS, "with a ring for each, prompts that pass one another end");
+    is_int(w.s.n_retired, 0, "and nobody has to go for another's ring");
+    world_close(&w);
+}
+
 static void with_room_nothing_moves(void)
 {
     struct world w;
@@ -702,6 +722,8 @@ int main(int argc, char **argv)
     siblings_find_their_leaders_blocks();
     what_can_never_fit_is_refused();
     with_room_nothing_moves();
+    rings_are_enough_for_all_that_run(false);
+    rings_are_enough_for_all_that_run(true);
     a_tenth_of_the_blocks_serves_all();
     spilled_sequences_come_back();
     alone_in_a_tight_arena_nobody_hangs();
