@@ -114,6 +114,7 @@ static status contexts(struct eval *e, const struct quality_piece *p, cJSON *row
 static status places(struct eval *e, const struct quality_piece *p, cJSON *rows)
 {
     enum { PLACES = 2 };
+    char place[32];
     uint32_t offset = e->offset, seed = e->seed;
     status st = OK;
     for (uint32_t i = 1; i <= PLACES && st == OK; i++) {
@@ -126,8 +127,9 @@ static status places(struct eval *e, const struct quality_piece *p, cJSON *rows)
         e->offset = offset + (e->text_file ? left / (PLACES + 1) * i : 0);
         eval_expect(e, e->n_settings);
         st = eval_kl_rows(e, rows);
-        mark(rows, from, e->text_file ? "offset" : "seed", NULL,
-             e->text_file ? e->offset : e->seed);
+        snprintf(place, sizeof place, "%s %u", e->text_file ? "from token" : "seed",
+                 e->text_file ? e->offset : e->seed);
+        mark(rows, from, "place", place, 0);
     }
     e->offset = offset;
     e->seed = seed;

@@ -224,9 +224,7 @@ static const struct sheet_column by_context[] = {
     {"rope_scale", "RoPE scale", SHEET_COUNT, 0},
     {"ppl_dense", "perplexity of dense", SHEET_FIXED, 2}};
 static const struct sheet_column by_place[] = {
-    {"offset", "from token", SHEET_COUNT, 0},
-    {"seed", "or seed", SHEET_COUNT, 0},
-    {"ppl_dense", "perplexity of dense", SHEET_FIXED, 2}};
+    {"place", "place", SHEET_TEXT, 0}, {"ppl_dense", "perplexity of dense", SHEET_FIXED, 2}};
 static const struct sheet_column by_asked[] = {{"plugin", "plug-in", SHEET_TEXT, 0},
                                                {"asked", "asked", SHEET_COUNT, 0},
                                                {"dense_right", "dense right", SHEET_COUNT, 0}};
@@ -420,7 +418,7 @@ static const char differences[] =
     "- **Two settings are not its any more**: `wave` with 8 rows keeps row codes and counts what "
     "is "
     "attended in any case (docs/selection.md); its own quality setting is `outliers=1`.\n"
-    "- **Needles**: six prompts there, of which one is 17 %; ours are 32 and 8, in another text.\n"
+    "- **Needles**: six prompts there, of which one is 17 %; ours are 32 and 6, in another text.\n"
     "- **An interval above 1 costs less here than there.** Here a row that does not select keeps "
     "the last "
     "estimates too, at their present mass; what it did there is not written.\n"
