@@ -544,6 +544,9 @@ static void write_residence(const struct metrics *m, struct writer *w)
               (double)r->hot_slots);
     write_one(m, w, "counter", "spind_planned_rows_total", "Rows that attended by plan.",
               (double)r->planned_rows);
+    write_one(m, w, "counter", "spind_unscored_selections_total",
+              "Selections without a score from the plug-in: the first pages were attended.",
+              (double)r->unscored_selections);
     write_one(m, w, "counter", "spind_truncated_selections_total",
               "Selections that did not fit; always 0.", (double)r->truncated_selections);
 }

@@ -564,6 +564,8 @@ static struct msg_residence residence_now(const struct engine *e, const struct k
                               .segments_sealed = e->sched.segments_sealed,
                               .segments_found = e->sched.segments_found,
                               .planned_rows = e->step.planned_rows};
+    if (e->at != NULL)
+        r.unscored_selections = attention_unscored(e->at);
     for (uint32_t i = 0; i < e->sched.n_running; i++)
         r.hot_slots += e->sched.running[i]->kv.n_slots;
     return r;

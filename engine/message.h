@@ -120,6 +120,7 @@ struct msg_residence {
     uint64_t leaf_bytes, index_bytes, digest_bytes, map_bytes;    /* in use now */
     uint64_t segments_sealed, segments_found; /* computed; taken over from the prefix index */
     uint64_t truncated_selections;            /* always 0: what does not fit is not admitted */
+    uint64_t unscored_selections;             /* the plug-in gave no score: first pages taken */
     uint64_t planned_rows;                    /* rows that attended by plan */
     uint64_t hot_slots;                       /* HBM blocks granted to hot sets now */
 };

@@ -334,6 +334,37 @@ static void holds(uint32_t plugin, const char *option, const char *value, uint32
     world_close(&w);
 }
 
+/* Scores that are no numbers: the first pages, and somebody is told. */
+static void no_scores_are_counted(void)
+{
+    static const uint32_t order[] = {0, 1, 2};
+    struct world w;
+    struct watch t = {.w = &w};
+    char object[1100];
+    uint32_t odd, quest;
+    float *out = mem_alloc(sizeof(float) * LAYERS * SEQS * HEADS * DIM);
+    snprintf(object, sizeof object, "%s/odd.so", folder);
+    CHECK(sparse_load(object) == OK && sparse_find("odd", &odd) == OK &&
+          sparse_find("quest", &quest) == OK);
+    world_open(&w, 16);
+    const struct sparse_instance *good = instance(&w, sparse_choice_make(quest, 0.1f));
+    const struct sparse_instance *bad = instance(&w, sparse_choice_make(odd, 0.1f));
+    seal_all(&w, good);
+    step(&w, good, order, SEQS, out);
+    is_int(attention_unscored(w.at), 0, "a plug-in that scores is not counted");
+    attention_record(w.at, watch_selection, &t);
+    step(&w, bad, order, SEQS, out);
+    step(&w, bad, order, 1, out);
+    attention_record(w.at, NULL, NULL);
+    is_int(attention_unscored(w.at), LAYERS * KV_HEADS * (SEQS + 1),
+           "one whose scores are NaN is, for every row, layer and head");
+    ok(t.bad == 0 && t.most > 0, "it is served all the same (%u pages)", t.most);
+    attention_release(w.at, good);
+    attention_release(w.at, bad);
+    mem_free(out);
+    world_close(&w);
+}
+
 int main(int argc, char **argv)
 {
     const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
@@ -352,5 +383,6 @@ int main(int argc, char **argv)
             if (has_option(i, "layout"))
                 holds(i, "layout", "wave", r);
         }
+    no_scores_are_counted(); /* last: its plug-in stays loaded */
     return tap_done();
 }

@@ -178,6 +178,7 @@ static void steps_become_counters_and_gauges(struct rig *g)
                                          .light_misses = 5,
                                          .leaf_bytes = 4096,
                                          .segments_found = 2,
+                                         .unscored_selections = 7,
                                          .planned_rows = 12,
                                          .hot_slots = 64};
     metrics_step(g->a.metrics, &s);
@@ -190,6 +191,7 @@ static void steps_become_counters_and_gauges(struct rig *g)
     has(g, "spind_kv_metadata_bytes{" M "what=\"leaves\"} 4096.0", "bytes of leaves");
     has(g, "spind_segments_total{" M "how=\"found\"} 2.0", "segments found sealed");
     has(g, "spind_planned_rows_total" L " 12.0", "rows by plan");
+    has(g, "spind_unscored_selections_total" L " 7.0", "selections without a score");
     has(g, "spind_hot_slots" L " 64.0", "slots granted");
 }
 
