@@ -165,7 +165,7 @@ const struct option options_table[] = {
     {.name = "sparse-exempt-layers",
      .group = "sparse",
      COUNT(engine.heads.exempt_layers, 0, 1024),
-     .preset = "2",
+     .preset = "1",
      .help = "So many first layers always attend everything: they look at no place in "
              "particular."},
     {.name = "sparse-interval",

@@ -259,7 +259,7 @@ static const struct eval_command *find_command(const char *name)
 static void preset(struct eval *e)
 {
     e->block_rows = 8;
-    e->exempt_layers = 2;
+    e->exempt_layers = 1;
     e->context = 7232;
     e->tokens = 192;
     e->depths = 32;

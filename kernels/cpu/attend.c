@@ -221,7 +221,8 @@ void cpu_attend(struct backend *be, const struct attend_args *a)
                             .a = a,
                             .s = b->attend_scratch,
                             .group = a->heads / g->kv_heads,
-                            .o_stride = (g->head_dim + ATTEND_PAD - 1) / ATTEND_PAD * ATTEND_PAD};
+                            .o_stride = attend_o_stride(g->head_dim)};
+    cpu_plan_flush(b);
     attend_plan(&c);
     if (c.s->n_items == 0)
         return;

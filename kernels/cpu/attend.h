@@ -92,6 +92,11 @@ static inline uint8_t *append_page(const struct append_row *a, uint32_t head)
            p.index * g->page_bytes;
 }
 
+static inline uint32_t attend_o_stride(uint32_t head_dim)
+{
+    return (head_dim + ATTEND_PAD - 1) / ATTEND_PAD * ATTEND_PAD;
+}
+
 /* Numbers of a partial result: o, then m, then l; a multiple of a cache line. */
 static inline size_t attend_partial_size(uint32_t group, uint32_t o_stride, uint32_t n_rows)
 {

@@ -68,7 +68,7 @@ static void cpu_free(struct backend *be, void *p, size_t bytes)
 
 static void cpu_copy(struct backend *be, void *dst, const void *src, size_t bytes)
 {
-    (void)be;
+    cpu_plan_flush((struct cpu_backend *)be);
     if (bytes != 0)
         memcpy(dst, src, bytes);
 }
@@ -76,6 +76,7 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
 static status cpu_sync(struct backend *be)
 {
     struct cpu_backend *b = (struct cpu_backend *)be;
+    cpu_plan_flush(b);
     status st = b->error;
     b->error = OK;
     return st;
@@ -91,6 +92,7 @@ static void cpu_close(struct backend *be)
     struct cpu_backend *b = (struct cpu_backend *)be;
     cpu_sample_close(b);
     cpu_resolve_close(b);
+    cpu_plan_close(b);
     cpu_known_close(b);
     cpu_select_close(b);
     cpu_score_close(b);
@@ -190,6 +192,8 @@ status cpu_backend_open(struct backend **out, const struct cpu_options *o)
         st = cpu_select_open(b);
     if (st == OK)
         st = cpu_known_open(b);
+    if (st == OK)
+        st = cpu_plan_open(b);
     if (st == OK)
         st = cpu_sample_open(b);
     b->base.ops = &cpu_ops;

@@ -30,6 +30,7 @@ struct cpu_backend {
     struct score_scratch *score_scratch;
     struct select_scratch *select_scratch;
     struct known_scratch *known_scratch;
+    struct plan_queue *plan_queue; /* plan.c */
 };
 
 /* linear.c (weights, embed, linear) */
@@ -53,25 +54,28 @@ status cpu_resolve_open(struct cpu_backend *b);
 void cpu_resolve_close(struct cpu_backend *b);
 void cpu_resolve(struct backend *be, const struct resolve_args *a);
 
-/* seal.c (digest_bytes, seal, unpermute), score.c, select.c */
+/* seal.c (digest_bytes, seal, unpermute), codes.c, score.c, select.c, known.c */
 status cpu_seal_open(struct cpu_backend *b);
 void cpu_seal_close(struct cpu_backend *b);
 size_t cpu_digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d);
 void cpu_seal(struct backend *be, const struct seal_args *a);
 void cpu_unpermute(struct backend *be, const struct unpermute_args *a);
-void cpu_codes_open(struct cpu_backend *b); /* codes.c */
+void cpu_codes_open(struct cpu_backend *b);
 status cpu_score_open(struct cpu_backend *b);
 void cpu_score_close(struct cpu_backend *b);
-void cpu_score(struct backend *be, const struct score_args *a);
 status cpu_select_open(struct cpu_backend *b);
 void cpu_select_close(struct cpu_backend *b);
-void cpu_select(struct backend *be, const struct select_args *a);
-
-/* known.c */
 status cpu_known_open(struct cpu_backend *b);
 void cpu_known_close(struct cpu_backend *b);
 size_t cpu_known_bytes(const struct kv_geometry *geo, uint32_t heads);
+
+/* plan.c: score and known are kept until select, or until an operation flushes them */
+status cpu_plan_open(struct cpu_backend *b);
+void cpu_plan_close(struct cpu_backend *b);
+void cpu_plan_flush(struct cpu_backend *b);
+void cpu_score(struct backend *be, const struct score_args *a);
 void cpu_known(struct backend *be, const struct known_args *a);
+void cpu_select(struct backend *be, const struct select_args *a);
 
 /* sample.c */
 status cpu_sample_open(struct cpu_backend *b);

@@ -71,8 +71,8 @@ static float log_of_sum(const float *x, size_t n, const float *m, const float *s
 static void lane(const struct known_lane *l, float *tail, uint32_t n_tail, size_t partial_floats)
 {
     size_t stride = known_work_floats(l->sink_rows) / KNOWN_HEADS;
-    uint32_t dim = (l->a->kv->geo->head_dim + ATTEND_PAD - 1) / ATTEND_PAD * ATTEND_PAD;
-    struct attend_partial p = attend_partial_at(tail, l->group, dim, 1);
+    uint32_t o_stride = attend_o_stride(l->a->kv->geo->head_dim);
+    struct attend_partial p = attend_partial_at(tail, l->group, o_stride, 1);
     for (uint32_t h = 0, n; h < l->group; h += n) {
         n = l->group - h < KNOWN_HEADS ? l->group - h : KNOWN_HEADS;
         if (n == 4)

@@ -18,7 +18,7 @@ void cpu_read(struct backend *be, const struct read_args *a)
 {
     const struct kv_geometry *g = a->kv->geo;
     uint32_t rows = g->block_rows, dim = g->head_dim;
-    (void)be;
+    cpu_plan_flush((struct cpu_backend *)(void *)be);
     for (uint32_t i = 0; i < a->n_rows; i++) {
         uint32_t r = (a->first_row + i) % rows;
         const uint16_t *k = page_at(a, a->first_row + i), *v = k + (size_t)rows * dim;

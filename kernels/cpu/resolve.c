@@ -76,6 +76,7 @@ void cpu_resolve(struct backend *be, const struct resolve_args *a)
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     struct resolve_call c = {.b = b, .a = a, .s = b->resolve_scratch};
     uint32_t kv_heads = a->kv->geo->kv_heads, n_spilled = 0;
+    cpu_plan_flush(b);
     reserve(b, c.s, a->page_cap);
     for (uint32_t i = 0; i < a->n_rows; i++)
         n_spilled += a->rows[i].hot != NULL ? kv_heads : 0;

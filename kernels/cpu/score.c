@@ -1,10 +1,10 @@
-/* Scores: which segments of which rows, on the pool.
+/* Scores: which segments of which rows.
  *
  * An item of work is a stretch of segments of one (row, KV head), so that one row keeps all threads
- * busy. Coarse to fine takes three passes: scores of the coarse digests, one choice of groups per
- * (row, KV head), scores of what was chosen. No sum crosses an item: the split cannot be seen. */
+ * busy (plan.c runs them). Coarse to fine takes two passes before: scores of the coarse digests, and one
+ * choice of groups per (row, KV head). No sum crosses an item: the split cannot be seen. */
 #include "kernels/cpu/score.h"
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/plan.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -19,30 +19,26 @@ struct score_scratch {
     size_t max_bytes;
 };
 
-struct score_call {
-    struct cpu_backend *b;
-    const struct score_args *a;
-    struct digest_layout layout;
-    uint32_t group, stretch, stretches; /* stretches: of the longest row */
-    uint32_t n_items;
-    size_t worker_bytes;
-    /* coarse to fine; rows of [row][KV head] */
-    bool coarse;
-    float *coarse_scores; /* [..][group][coarse_stride] */
-    uint32_t coarse_stride;
-    uint8_t *open;        /* [..][open_stride] */
-    uint32_t open_stride; /* groups of the longest row */
-};
+static uint32_t n_lanes(const struct score_call *c)
+{
+    return c->a->n_rows * c->a->kv->geo->kv_heads;
+}
 
-static void score_item(const struct score_call *c, uint32_t item, void *work)
+uint32_t score_items(const struct score_call *c, uint32_t lane)
+{
+    uint32_t kv_heads = c->a->kv->geo->kv_heads;
+    if (kv_lane(c->a->kv->geo, c->a->layer, lane % kv_heads).class_ != LANE_SPARSE)
+        return 0;
+    return (c->a->rows[lane / kv_heads].n_segments + c->stretch - 1) / c->stretch;
+}
+
+void score_item(const struct score_call *c, uint32_t lane, uint32_t stretch, uint32_t worker)
 {
     const struct score_args *a = c->a;
     const struct kv_geometry *g = a->kv->geo;
-    uint32_t lane = item / c->stretches, begin = item % c->stretches * c->stretch;
-    uint32_t row = lane / g->kv_heads, head = lane % g->kv_heads;
+    uint8_t *work = c->b->score_scratch->bytes + worker * c->worker_bytes;
+    uint32_t begin = stretch * c->stretch, row = lane / g->kv_heads, head = lane % g->kv_heads;
     uint32_t n_segments = a->rows[row].n_segments;
-    if (begin >= n_segments || kv_lane(g, a->layer, head).class_ != LANE_SPARSE)
-        return;
     size_t width = (size_t)(a->heads + 2 * g->kv_heads) * g->head_dim;
     struct score_part p = {
         .a = a,
@@ -61,7 +57,7 @@ static void score_item(const struct score_call *c, uint32_t item, void *work)
         .open = c->open != NULL ? c->open + (size_t)lane * c->open_stride : NULL,
         .work = work,
         .codes = c->b->codes,
-        .codes_query = (void *)((uint8_t *)work + score_work_bytes(g->head_dim)),
+        .codes_query = (void *)(work + score_work_bytes(g->head_dim)),
     };
     if (c->coarse) {
         p.out = c->coarse_scores + (size_t)lane * c->group * c->coarse_stride;
@@ -71,12 +67,13 @@ static void score_item(const struct score_call *c, uint32_t item, void *work)
     c->b->score->part(&p);
 }
 
-static void score_worker(void *arg, uint32_t worker)
+static void coarse_worker(void *arg, uint32_t worker)
 {
     const struct score_call *c = arg;
-    void *work = c->b->score_scratch->bytes + worker * c->worker_bytes;
-    for (uint32_t i; (i = pool_next(c->b->pool, c->n_items)) < c->n_items;)
-        score_item(c, i, work);
+    uint32_t n = n_lanes(c) * c->stretches;
+    for (uint32_t i; (i = pool_next(c->b->pool, n)) < n;)
+        if (i % c->stretches < score_items(c, i / c->stretches))
+            score_item(c, i / c->stretches, i % c->stretches, worker);
 }
 
 static void choose_worker(void *arg, uint32_t worker)
@@ -84,8 +81,8 @@ static void choose_worker(void *arg, uint32_t worker)
     const struct score_call *c = arg;
     const struct score_args *a = c->a;
     const struct kv_geometry *g = a->kv->geo;
-    uint32_t n_lanes = a->n_rows * g->kv_heads;
-    for (uint32_t i; (i = pool_next(c->b->pool, n_lanes)) < n_lanes;) {
+    uint32_t lanes = n_lanes(c);
+    for (uint32_t i; (i = pool_next(c->b->pool, lanes)) < lanes;) {
         uint32_t n = a->rows[i / g->kv_heads].n_segments * (a->desc.parts / a->coarse_group);
         if (n == 0 || kv_lane(g, a->layer, i % g->kv_heads).class_ != LANE_SPARSE)
             continue;
@@ -131,40 +128,35 @@ static void take_scratch(struct score_call *c, uint32_t segments)
     }
 }
 
-void cpu_score(struct backend *be, const struct score_args *a)
+void score_prepare(struct score_call *c, struct cpu_backend *b, const struct score_args *a)
 {
-    struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     const struct kv_geometry *g = a->kv->geo;
-    struct score_call c = {.b = b,
-                           .a = a,
-                           .layout = digest_layout_of(g->head_dim, &a->desc),
-                           .group = a->heads / g->kv_heads,
-                           .coarse = a->coarse_group > 0 && a->kind == SCORE_MASS};
+    *c = (struct score_call){.b = b,
+                             .a = a,
+                             .layout = digest_layout_of(g->head_dim, &a->desc),
+                             .group = a->heads / g->kv_heads,
+                             .coarse = a->coarse_group > 0 && a->kind == SCORE_MASS};
     uint32_t segments = 0, total = 0;
     for (uint32_t i = 0; i < a->n_rows; i++) {
         total += a->rows[i].n_segments;
         segments = a->rows[i].n_segments > segments ? a->rows[i].n_segments : segments;
     }
-    if (segments == 0)
-        return;
     CHECK(a->stride >= segments * a->desc.parts);
     if (a->kind == SCORE_MASS)
         CHECK(a->desc.kind == DIGEST_CENTROID || a->desc.kind == DIGEST_CODES);
     else
         CHECK(a->kind == SCORE_EXACT || a->desc.kind == DIGEST_BOUNDS);
-    CHECK(!c.coarse || (c.layout.coarse != 0 && a->coarse_group % DIGEST_COARSE == 0 &&
-                        a->desc.parts % a->coarse_group == 0));
-    take_scratch(&c, segments);
-    c.stretch = total * g->kv_heads / (pool_threads(b->pool) * ITEMS_PER_THREAD);
-    c.stretch = c.stretch < 1 ? 1 : c.stretch < MAX_STRETCH ? c.stretch : MAX_STRETCH;
-    c.stretches = (segments + c.stretch - 1) / c.stretch;
-    c.n_items = a->n_rows * g->kv_heads * c.stretches;
-    if (c.coarse) {
-        pool_run(b->pool, score_worker, &c);
-        pool_run(b->pool, choose_worker, &c);
-        c.coarse = false;
+    CHECK(!c->coarse || (c->layout.coarse != 0 && a->coarse_group % DIGEST_COARSE == 0 &&
+                         a->desc.parts % a->coarse_group == 0));
+    take_scratch(c, segments);
+    c->stretch = total * g->kv_heads / (pool_threads(b->pool) * ITEMS_PER_THREAD);
+    c->stretch = c->stretch < 1 ? 1 : c->stretch < MAX_STRETCH ? c->stretch : MAX_STRETCH;
+    c->stretches = (segments + c->stretch - 1) / c->stretch;
+    if (c->coarse && segments > 0) {
+        pool_run(b->pool, coarse_worker, c);
+        pool_run(b->pool, choose_worker, c);
     }
-    pool_run(b->pool, score_worker, &c);
+    c->coarse = false;
 }
 
 status cpu_score_open(struct cpu_backend *b)

@@ -101,6 +101,7 @@ void cpu_seal(struct backend *be, const struct seal_args *a)
 {
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     const struct kv_geometry *g = a->kv->geo;
+    cpu_plan_flush(b);
     struct seal_call c = {.b = b,
                           .a = a,
                           .layout = digest_layout_of(g->head_dim, &a->desc),
@@ -171,6 +172,7 @@ void cpu_unpermute(struct backend *be, const struct unpermute_args *a)
 {
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     const struct kv_geometry *g = a->kv->geo;
+    cpu_plan_flush(b);
     struct unpermute_call c = {b, a, g->layers * g->kv_heads};
     CHECK(a->n_rows <= SEGMENT_ROWS);
     pool_run(b->pool, unpermute_worker, &c);

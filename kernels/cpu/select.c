@@ -1,6 +1,6 @@
-/* Selection: every (row, KV head) is an item of work of its own (select_vec.h). */
+/* Selection: every (row, KV head) is an item of work of its own (select_vec.h), which plan.c runs. */
 #include "kernels/cpu/select.h"
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/plan.h"
 
 #include <stdlib.h>
 
@@ -9,16 +9,10 @@ struct select_scratch {
     size_t max_words, worker_words;
 };
 
-struct select_call {
-    struct cpu_backend *b;
-    const struct select_args *a;
-    uint32_t n_lanes;
-};
-
-static void select_item(const struct select_call *c, uint32_t i, uint32_t *work)
+void select_item(struct cpu_backend *b, const struct select_args *a, uint32_t i, uint32_t worker)
 {
-    const struct select_args *a = c->a;
     const struct kv_geometry *g = a->kv->geo;
+    struct select_scratch *s = b->select_scratch;
     if (kv_lane(g, a->layer, i % g->kv_heads).class_ != LANE_SPARSE)
         return;
     struct select_lane l = {
@@ -33,24 +27,14 @@ static void select_item(const struct select_call *c, uint32_t i, uint32_t *work)
         .n_pages = &a->n_pages[i],
         .estimates = a->estimates + (size_t)i * a->estimate_cap,
         .n_estimates = &a->n_estimates[i],
-        .work = work,
+        .work = s->words + worker * s->worker_words,
     };
-    c->b->select->lane(&l);
+    b->select->lane(&l);
 }
 
-static void select_worker(void *arg, uint32_t worker)
+void select_prepare(struct cpu_backend *b, const struct select_args *a)
 {
-    const struct select_call *c = arg;
-    struct select_scratch *s = c->b->select_scratch;
-    for (uint32_t i; (i = pool_next(c->b->pool, c->n_lanes)) < c->n_lanes;)
-        select_item(c, i, s->words + worker * s->worker_words);
-}
-
-void cpu_select(struct backend *be, const struct select_args *a)
-{
-    struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     struct select_scratch *s = b->select_scratch;
-    struct select_call c = {b, a, a->n_rows * a->kv->geo->kv_heads};
     uint32_t segments = 0;
     for (uint32_t i = 0; i < a->n_rows; i++)
         segments = a->rows[i].n_segments > segments ? a->rows[i].n_segments : segments;
@@ -65,7 +49,6 @@ void cpu_select(struct backend *be, const struct select_args *a)
         s->words = aligned_alloc(64, s->max_words * sizeof *s->words);
         CHECK(s->words != NULL); /* as mem_alloc: no ordinary memory left */
     }
-    pool_run(b->pool, select_worker, &c);
 }
 
 status cpu_select_open(struct cpu_backend *b)

@@ -252,7 +252,7 @@ int main(int argc, char **argv)
     struct bench *b = mem_alloc(sizeof *b);
     b->be.isa = argc > 2 ? (enum isa)atoi(argv[2]) : ISA_AVX512;
     CHECK(pool_create(&b->be.pool, argc > 3 ? (uint32_t)atoi(argv[3]) : 0, false) == OK);
-    CHECK(cpu_attend_open(&b->be) == OK);
+    CHECK(cpu_attend_open(&b->be) == OK && cpu_plan_open(&b->be) == OK);
     if (pool_threads(b->be.pool) == 1)
         timer = CLOCK_THREAD_CPUTIME_ID;
     printf("R = %u, %u threads; best of many, %u layers\n", rows, pool_threads(b->be.pool), LAYERS);
@@ -265,6 +265,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < ARRAY_LEN(plans); i++)
         measure_plan(b, rows, &plans[i]);
     cpu_attend_close(&b->be);
+    cpu_plan_close(&b->be);
     pool_destroy(b->be.pool);
     mem_free(b);
     return 0;

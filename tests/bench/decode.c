@@ -36,7 +36,7 @@ enum {
     WARM_ROWS = 32,    /* decoded before the clock starts */
     MAX_STEPS = 256,   /* of a run */
     STEPS_UNIT = 32,   /* COLLECT_STEPS of cache/kv_spill.c */
-    EXEMPT_LAYERS = 2, /* configs/default.json: the first layers look everywhere */
+    EXEMPT_LAYERS = 1, /* configs/default.json: the first layer looks everywhere */
     HOT_BUDGETS = 5,   /* hot set of the SPILLED sequence, in budgets: the bar's */
     BYTES_PER_TOKEN = 6,
 };

@@ -218,6 +218,7 @@ static void one_layer(struct bench *b, uint32_t layer, int what)
         b->be->ops->known(b->be, &z);
     if (what & SELECT)
         b->be->ops->select(b->be, &y);
+    CHECK(b->be->ops->sync(b->be) == OK);
 }
 
 /* Microseconds of the fastest of `runs` steps over all layers. Not by layer: asking for the time

@@ -101,7 +101,7 @@ static struct world *open_world(enum isa isa, uint32_t threads, struct shape s, 
     w->s = s;
     w->be.isa = isa;
     CHECK(pool_create(&w->be.pool, threads, false) == OK);
-    CHECK(cpu_attend_open(&w->be) == OK);
+    CHECK(cpu_attend_open(&w->be) == OK && cpu_plan_open(&w->be) == OK);
     w->geo = (struct kv_geometry){
         .block_rows = s.rows, .layers = LAYERS, .kv_heads = s.kv_heads, .head_dim = s.dim};
     w->geo.page_bytes = (size_t)s.rows * s.dim * 4;
@@ -122,6 +122,7 @@ static struct world *open_world(enum isa isa, uint32_t threads, struct shape s, 
 static void close_world(struct world *w)
 {
     cpu_attend_close(&w->be);
+    cpu_plan_close(&w->be);
     pool_destroy(w->be.pool);
     for (int i = 0; i < MAX_SEQS; i++)
         mem_free(w->blocks[i]);

@@ -140,7 +140,7 @@ static struct world *open_world(enum isa isa, uint32_t threads, struct shape s, 
     w->s = s;
     w->be.isa = isa;
     CHECK(pool_create(&w->be.pool, threads, false) == OK);
-    CHECK(cpu_attend_open(&w->be) == OK);
+    CHECK(cpu_attend_open(&w->be) == OK && cpu_plan_open(&w->be) == OK);
     w->geo = (struct kv_geometry){.block_rows = s.rows,
                                   .layers = LAYERS,
                                   .kv_heads = KV_HEADS,
@@ -169,6 +169,7 @@ static struct world *open_world(enum isa isa, uint32_t threads, struct shape s, 
 static void close_world(struct world *w)
 {
     cpu_attend_close(&w->be);
+    cpu_plan_close(&w->be);
     pool_destroy(w->be.pool);
     for (uint32_t i = 0; i < w->n_seqs; i++) {
         for (int c = 0; c < LANE_CLASSES; c++)

@@ -269,6 +269,7 @@ static struct run score(const struct rig *r, float loud, uint32_t coarse_group)
                            .coarse_group = coarse_group,
                            .coarse_open = 0.5f};
     r->be->ops->score(r->be, &a);
+    CHECK(r->be->ops->sync(r->be) == OK);
     return x;
 }
 
@@ -402,6 +403,7 @@ static void a_needle_is_found_among_its_page(void)
                                .scores = x.scores,
                                .stride = x.stride};
         r->be->ops->score(r->be, &a);
+        CHECK(r->be->ops->sync(r->be) == OK);
         const uint16_t *map = (const void *)rig_record(r, 1, 0);
         uint32_t page = 0, above = 0, above_mean = 0;
         for (uint32_t i = 0; i < SEGMENT_ROWS; i++)

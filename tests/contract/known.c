@@ -64,6 +64,7 @@ static void go(struct run *x)
     for (size_t i = 0; i < (size_t)x->n_rows * x->r->s.kv_heads * x->group; i++)
         x->lse[i] = NAN;
     x->r->be->ops->known(x->r->be, &a);
+    CHECK(x->r->be->ops->sync(x->r->be) == OK);
 }
 
 static void done(struct run *x)

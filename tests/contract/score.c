@@ -92,6 +92,7 @@ static void run(struct run *x, const uint32_t *segments, uint32_t layer)
                            .coarse_group = x->coarse_group,
                            .coarse_open = x->coarse_open};
     x->r->be->ops->score(x->r->be, &a);
+    CHECK(x->r->be->ops->sync(x->r->be) == OK);
 }
 
 static void done(struct run *x)

@@ -466,6 +466,7 @@ static bool needle_is_found(uint32_t trial, uint32_t rows, struct digest_desc d)
                            .stride = x.stride};
     CHECK(qkv_numbers == ARRAY_LEN(qkv));
     r->be->ops->score(r->be, &a);
+    CHECK(r->be->ops->sync(r->be) == OK);
     go(&x);
     struct pick p = lists(&x, 0, 0);
     bool found = false;

@@ -236,10 +236,10 @@ static void sparse_attention_is_chosen(void)
     ok(s->plugin == 0 && s->budget == 0.05f && s->interval == 1 && s->top_p == 1 &&
            s->miss_threshold == 0 && c.engine.sparse_min_context == 0,
        "  dense, a budget of 5 %% for who asks");
-    ok(strcmp(c.engine.heads.name, "none") == 0 && c.engine.heads.exempt_layers == 2 &&
+    ok(strcmp(c.engine.heads.name, "none") == 0 && c.engine.heads.exempt_layers == 1 &&
            c.engine.heads.sparsity == -1 && c.engine.heads.file == NULL &&
            c.engine.heads.sinks == 0 && c.engine.heads.recent == 0,
-       "  no head policy, two layers exempt");
+       "  no head policy, one layer exempt");
     ok(c.engine.transfer_headroom == 1 && c.engine.write_behind &&
            c.engine.record_selection == NULL,
        "  transfers hide behind steps");
