@@ -12,8 +12,6 @@
  * attention_seq. The list is of page numbers: residency is resolved anew in every step. */
 #include "engine/attention_internal.h"
 
-#include "kernels/log.h"
-
 #include <math.h>
 
 enum {
@@ -110,11 +108,6 @@ void attention_destroy(struct attention *at)
 size_t attention_bytes(const struct attention *at)
 {
     return at->buffer_bytes + at->max_rows * sizeof *at->rows;
-}
-
-uint64_t attention_unscored(const struct attention *at)
-{
-    return at->unscored;
 }
 
 void attention_record(struct attention *at, attention_recorder *record, void *arg)
@@ -404,6 +397,7 @@ static void select_rows(struct attention *at, const struct group *g, uint32_t la
         .n_pages = g->n_pages + lanes,
         .estimates = g->estimates + lanes * in->estimate_cap,
         .n_estimates = g->n_estimates + lanes,
+        .unscored = in->unscored,
     };
     at->be->ops->select(at->be, &a);
 }
@@ -530,45 +524,6 @@ static void resolve_group(struct attention *at, const struct group *g, uint32_t 
     at->be->ops->resolve(at->be, &a);
 }
 
-/* Does any head of the group tell partitions apart outside the sinks? As select sees it. */
-static bool is_scored(const struct attention *at, const struct group *g, uint32_t i, uint32_t h)
-{
-    const struct sparse_traits *t = &g->in->pub.traits;
-    uint32_t n = at->rows[g->first + i].n_segments * t->parts;
-    bool ragged =
-        t->digest.order == ORDER_KMEANS; /* parts of any size: the sinks' have no number */
-    uint32_t first = ragged ? 0 : t->sinks * t->parts / SEGMENT_ROWS, group = group_size(at);
-    const float *scores =
-        g->scores + ((size_t)i * at->kv->geo->kv_heads + h) * group * g->in->stride;
-    for (uint32_t j = 0; j < group; j++, scores += g->in->stride)
-        for (uint32_t p = first; p < n; p++)
-            if (scores[p] > -INFINITY) /* not of a NaN */
-                return true;
-    return false;
-}
-
-/* A plug-in whose scores are no numbers is served with the first pages: somebody must be told. Costs
- * nothing where it does not happen: a look at one score. For backends whose operations run at once (the
- * CPU's), as the recorder. */
-static void count_unscored(struct attention *at, const struct group *g, uint32_t layer,
-                           uint32_t from, uint32_t n)
-{
-    const struct kv_geometry *geo = at->kv->geo;
-    for (uint32_t i = from; i < from + n; i++)
-        for (uint32_t h = 0; h < geo->kv_heads; h++) {
-            if (kv_lane(geo, layer, h).class_ != LANE_SPARSE || is_scored(at, g, i, h))
-                continue;
-            at->unscored++;
-            if (!g->in->warned)
-                log_line(
-                    LOG_WARN,
-                    "plug-in %s gives no score to any partition (layer %u, KV head %u, position "
-                    "%u): the first pages are attended instead; further ones are counted only",
-                    g->in->pub.plugin->name, layer, h, at->rows[g->first + i].pos);
-            g->in->warned = true;
-        }
-}
-
 /* Score, select, resolve. Estimates need the scores of this step's queries even where the selection
  * is an old one. */
 static void run_group(struct attention *at, const struct group *g, uint32_t layer, const void *qkv)
@@ -584,7 +539,6 @@ static void run_group(struct attention *at, const struct group *g, uint32_t laye
             continue;
         if (!all)
             score_rows(at, g, layer, i, end - i, qkv);
-        count_unscored(at, g, layer, i, end - i);
         select_rows(at, g, layer, i, end - i);
     }
     reuse_and_keep(at, g, layer);

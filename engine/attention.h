@@ -75,8 +75,8 @@ uint32_t attention_rows(const struct attention *at);
 void attention_layer(struct attention *at, uint32_t layer, const struct batch_seq *seqs,
                      uint32_t n_seqs, const void *qkv, void *out);
 /* Selections (of a row, layer and SPARSE head), since start, for which no score of the plug-in was more
- * than -inf: select took the first pages. Logged once per instance. */
-uint64_t attention_unscored(const struct attention *at);
+ * than -inf: select took the first pages. Logged once per instance. After sync. */
+uint64_t attention_unscored(struct attention *at);
 
 /* Recorder of selections (--record-selection FILE): told of every (row, layer, SPARSE head) what was
  * picked, pages ascending with the sinks', before any residency. id: attention_seq_create's. For

@@ -1,6 +1,7 @@
 /* Choices of plug-ins (attention.h): what an instance is, how much it selects, what a sequence keeps of
  * it between steps. */
 #include "engine/attention_internal.h"
+#include "kernels/log.h"
 
 static const double ROUNDING = 1e-6; /* 0.7f of 160 is 112 rows, not 111 */
 
@@ -89,14 +90,33 @@ const struct sparse_instance *attention_instance(struct attention *at,
         (void)err(ERR_MEMORY, "no memory for an instance of a sparse plug-in");
         return NULL;
     }
-    if (describe(at, c, &in->pub) != OK) {
+    const uint32_t none = 0;
+    if (describe(at, c, &in->pub) != OK ||
+        (in->unscored = at->be->ops->alloc(at->be, sizeof none)) == NULL) {
         mem_free(in);
         return NULL;
     }
+    at->be->ops->copy(at->be, in->unscored, &none, sizeof none);
     in->refs = 1;
     in->next = at->instances;
     at->instances = in;
     return &in->pub;
+}
+
+/* A plug-in whose scores are no numbers is served with the first pages: somebody must be told. */
+static uint32_t count_unscored(struct attention *at, struct instance *in)
+{
+    uint32_t n = 0;
+    at->be->ops->copy(at->be, &n, in->unscored, sizeof n);
+    if (n > 0 && !in->warned) {
+        log_line(
+            LOG_WARN,
+            "plug-in %s gives no score to any partition: the first pages are attended instead; "
+            "from now on this is counted only",
+            in->pub.plugin->name);
+        in->warned = true;
+    }
+    return n;
 }
 
 void attention_release(struct attention *at, const struct sparse_instance *in)
@@ -110,7 +130,17 @@ void attention_release(struct attention *at, const struct sparse_instance *in)
     if (--found->refs > 0)
         return;
     *p = found->next;
+    at->unscored += count_unscored(at, found);
+    at->be->ops->free(at->be, found->unscored, sizeof *found->unscored);
     mem_free(found);
+}
+
+uint64_t attention_unscored(struct attention *at)
+{
+    uint64_t n = at->unscored;
+    for (struct instance *in = at->instances; in != NULL; in = in->next)
+        n += count_unscored(at, in);
+    return n;
 }
 
 /* ---- what a sequence keeps ---- */

@@ -9,7 +9,8 @@ struct instance {
     struct sparse_instance pub; /* first: what callers hold points here */
     uint32_t refs;
     struct instance *next;
-    bool warned; /* that it gave no score */
+    uint32_t *unscored; /* selections without a score. Backend memory */
+    bool warned;        /* of them */
     /* Of the step being planned: sizes that suit each of its rows. */
     uint32_t stride, page_cap, estimate_cap;
     size_t row_bytes;
@@ -60,7 +61,7 @@ struct attention {
     struct instance *instances;
     attention_recorder *record;
     void *record_arg;
-    uint64_t unscored; /* selections without a score, since start */
+    uint64_t unscored; /* of instances that are gone */
 
     uint32_t n_rows;
     bool is_cut;                   /* tiles are made; the first layer of a step does it */

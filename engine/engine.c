@@ -410,8 +410,9 @@ static void tell_tables(const struct memory_plan *plan, engine_line *line, void 
         arrays += g->block_bytes[c] > 0;
     double kept = (double)g->stream_sinks + g->stream_recent + 64; /* rows of a ring */
     double ring = kept < plan->max_model_len ? kept / g->block_rows : blocks;
-    double kv = (double)blocks * (double)(g->block_bytes[LANE_SPARSE] + g->block_bytes[LANE_DENSE]) +
-                ring * (double)g->block_bytes[LANE_STREAM];
+    double kv =
+        (double)blocks * (double)(g->block_bytes[LANE_SPARSE] + g->block_bytes[LANE_DENSE]) +
+        ring * (double)g->block_bytes[LANE_STREAM];
     double table = (double)arrays * blocks * sizeof(block_id);
     double leaves = (double)((blocks + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES) * HOT_LEAF_PAGES *
                     g->n_lanes[LANE_SPARSE] * sizeof(uint16_t);

@@ -289,6 +289,8 @@ struct select_args {
     uint32_t *n_pages;   /* [..] */
     uint32_t *estimates; /* [..][estimate_cap] partitions, ascending */
     uint32_t *n_estimates;
+    uint32_t
+        *unscored; /* counts (row, KV head) pairs of which no score was finite; NULL: does not */
 };
 
 /* Turns pages into blocks in HBM, in place: through the block table where the sequence is RESIDENT;

@@ -466,6 +466,8 @@ static void lane(const struct select_lane *l)
     }
     bool scored = s.n_ranked > 0;
     if (s.n > 0 && !scored) {
+        if (l->a->unscored != NULL)
+            __atomic_fetch_add(l->a->unscored, 1, __ATOMIC_RELAXED);
         rank_equal(&s);
         make_keys(&s);
     }
