@@ -12,8 +12,6 @@
  * attention_seq. The list is of page numbers: residency is resolved anew in every step. */
 #include "engine/attention_internal.h"
 
-#include <math.h>
-
 enum {
     BUFFER_BYTES = 64 << 20, /* scores and lists of one layer, unless a single row needs more */
     LIST_BYTES = 12,         /* per page of a list: page, mask, share */
@@ -524,7 +522,7 @@ static void resolve_group(struct attention *at, const struct group *g, uint32_t 
     at->be->ops->resolve(at->be, &a);
 }
 
-/* Score, select, resolve. Estimates need the scores of this step's queries even where the selection
+/* Attend the tail, score, select, resolve. Estimates need the scores of this step's queries even where the selection
  * is an old one. */
 static void run_group(struct attention *at, const struct group *g, uint32_t layer, const void *qkv)
 {

@@ -109,11 +109,10 @@ static uint32_t count_unscored(struct attention *at, struct instance *in)
     uint32_t n = 0;
     at->be->ops->copy(at->be, &n, in->unscored, sizeof n);
     if (n > 0 && !in->warned) {
-        log_line(
-            LOG_WARN,
-            "plug-in %s gives no score to any partition: the first pages are attended instead; "
-            "from now on this is counted only",
-            in->pub.plugin->name);
+        log_line(LOG_WARN,
+                 "plug-in %s gave no score to any partition, or a query was no number: the first "
+                 "pages are attended instead; from now on this is counted only",
+                 in->pub.plugin->name);
         in->warned = true;
     }
     return n;

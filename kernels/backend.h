@@ -129,7 +129,7 @@ struct append_args {
 
 /* ---- sparse attention: digests, scores, selection, residency ----
  *
- * Per layer: score -> select -> resolve -> attend. All arrays of these calls are backend memory,
+ * Per layer: known -> score -> select -> resolve -> attend. All arrays of these calls are backend memory,
  * [plan row][KV head][...]; a plan row is one batch row that attends by plan. Rows of one call share
  * a plug-in instance; entries for KV heads that are not SPARSE in the layer are skipped. */
 
@@ -267,7 +267,7 @@ enum partition_map { MAP_PAGE, MAP_RANGE, MAP_GATHER, MAP_TOKEN };
 
 /* Reduces scores over the group and picks. Pages come out in ascending order, the sinks' included;
  * the budget is counted in rows of the partitions picked, best first, whole partitions only, at least
- * one. Ties: the smaller partition; so where no score is finite, the first ones, and nothing is estimated.
+ * one. Ties: the smaller partition; so where no score is above -inf, the first ones, and nothing is estimated.
  * n_pages never exceeds page_cap: the caller sizes it from the
  * budget (every row of a TOKEN map may need a page of its own). */
 struct select_args {
@@ -289,8 +289,8 @@ struct select_args {
     uint32_t *n_pages;   /* [..] */
     uint32_t *estimates; /* [..][estimate_cap] partitions, ascending */
     uint32_t *n_estimates;
-    uint32_t
-        *unscored; /* counts (row, KV head) pairs of which no score was finite; NULL: does not */
+    /* Counts (row, KV head) pairs with no score above -inf; NULL: does not. */
+    uint32_t *unscored;
 };
 
 /* Turns pages into blocks in HBM, in place: through the block table where the sequence is RESIDENT;

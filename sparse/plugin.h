@@ -7,7 +7,8 @@
  * (engine/attention.c): always-on sets, reduction over the group, top-k and top-p, budgets, residency,
  * fetching, attention, merging. A plug-in works on all lanes of a layer at once, never allocates in a
  * step, never synchronises and never sees where a page lies; what it does by the backend's operations
- * runs wherever the backend runs. */
+ * runs wherever the backend runs, and when it likes: what their arguments point to (not the arguments
+ * themselves) must live on until the layer is attended, and results are there after `copy` or `read` only. */
 #ifndef SPARSE_PLUGIN_H
 #define SPARSE_PLUGIN_H
 

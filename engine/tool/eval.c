@@ -312,7 +312,7 @@ int eval_verb(int argc, char **argv, const char *model)
         {"task", ARGS_LIST, &e->tasks, 0, 0, "ruler: tasks; all without it"},
         {"length", ARGS_LIST, &e->lengths, 0, 0, "ruler: contexts (2048,4096,7200)"},
         {"samples", ARGS_COUNT, &e->samples, 1, 1000, "ruler, turns: prompts for each"},
-        {"rows", ARGS_COUNT, &e->rows, 1, 4096, "robustness, planted: queries"},
+        {"rows", ARGS_COUNT, &e->rows, 1, 1024, "robustness, planted: queries"},
         {"mode", ARGS_LIST, &e->modes, 0, 0, "planted: kinds of traces; all without it"},
         {"block-size", ARGS_COUNT, &e->block_rows, 8, 32, "positions per block: 8 or 16"},
         {"exempt-layers", ARGS_COUNT, &e->exempt_layers, 0, 1024, "first layers that stay dense"},

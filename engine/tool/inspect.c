@@ -122,8 +122,8 @@ static void print_sample(const char *line, size_t len)
 
 static bool is_of_interest(const char *line)
 {
-    static const char *const prefixes[] = {"spind_kv_", "spind_hot_", "spind_segments_",
-                                           "spind_planned_", "spind_truncated_"};
+    static const char *const prefixes[] = {"spind_kv_",      "spind_hot_",      "spind_segments_",
+                                           "spind_planned_", "spind_unscored_", "spind_truncated_"};
     for (size_t i = 0; i < ARRAY_LEN(prefixes); i++)
         if (strncmp(line, prefixes[i], strlen(prefixes[i])) == 0)
             return true;

@@ -163,15 +163,24 @@ static void write_out(const struct attend_call *c, const struct attend_task *k, 
         }
 }
 
+/* The first split from i on that is not there already; n_splits if there is none. */
+static uint32_t next_split(const struct attend_call *c, const struct attend_task *k, uint32_t i)
+{
+    while (i < k->n_splits && tail_part(c, k, attend_split_at(k, i)) != NULL)
+        i++;
+    return i;
+}
+
 static void run_task(const struct attend_call *c, float *own, const struct attend_task *k,
                      const struct attend_task *next)
 {
     size_t size = attend_partial_floats(c, ATTEND_ROWS);
     for (uint32_t i = 0; i < k->n_splits; i++) {
-        bool last = i + 1 == k->n_splits;
         float *part = i == 0 ? own : own + size;
+        uint32_t after = next_split(c, k, i + 1);
+        bool last = after == k->n_splits;
         if (tail_part(c, k, attend_split_at(k, i)) == NULL)
-            run_split(c, k, i, part, own + 2 * size, last ? next : k, last ? 0 : i + 1);
+            run_split(c, k, i, part, own + 2 * size, last ? next : k, last ? 0 : after);
         fold_split(c, k, i, own, part);
     }
     write_out(c, k, own);
@@ -287,6 +296,7 @@ void cpu_append(struct backend *be, const struct append_args *a)
     struct append_call c = {b, a};
     uint64_t n_rows = 0;
     CHECK(a->kv->geo->head_dim % 2 == 0);
+    cpu_plan_flush(b);
     for (uint32_t s = 0; s < a->n_seqs; s++)
         n_rows += a->seqs[s].n_rows;
     if (n_rows > APPEND_ALONE) {

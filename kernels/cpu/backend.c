@@ -1,7 +1,7 @@
 /* The CPU backend: chooses the instruction set once, owns the thread pool, hands out memory.
  *
- * Operations run to their end inside the call, on the pool; `sync` has nothing to wait for and only
- * reports the first error. Everything here belongs to the engine thread. */
+ * score and known wait for select (plan.c); everything else runs to its end inside the call, on the
+ * pool. `sync` reports the first error. Everything here belongs to the engine thread. */
 #include "kernels/cpu/cpu.h"
 
 #if defined(__x86_64__)
@@ -57,7 +57,7 @@ static void *cpu_alloc(struct backend *be, size_t bytes)
 
 static void cpu_free(struct backend *be, void *p, size_t bytes)
 {
-    (void)be;
+    cpu_plan_flush((struct cpu_backend *)be);
     if (p == NULL)
         return;
     if (bytes >= HUGE_BYTES)

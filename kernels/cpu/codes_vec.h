@@ -416,7 +416,7 @@ V16_FN void estimate_pages(struct v_sums *s, struct gathered *g, const struct co
     add_rows(s, g, a, heads, first, n);
 }
 
-/* o += F (sd T (2 high + low - 1.5)) */
+/* o += F (sd T (level - 1.5)) */
 static void rotate_back(const struct codes_estimates *a, const struct v_sums *s, uint32_t h,
                         float *o)
 {

@@ -1,5 +1,6 @@
 /* The mass of the sinks, once for every instruction set (vec16.h): logits of 16 rows at a time, a chain
- * over the channels for each, then one sum of exponentials with the tail's. */
+ * over the channels for each, then one sum of exponentials with the tail's, which has the bits of this
+ * machine's attention. */
 #include "kernels/cpu/known.h"
 #include "kernels/cpu/vec16.h"
 
@@ -62,8 +63,10 @@ static float log_of_sum(const float *x, size_t n, const float *m, const float *s
         most = m[i * step] * (float)M_LN2 > most ? m[i * step] * (float)M_LN2 : most;
     for (size_t i = 0; i < n; i += V16)
         total = v16_add(total, v16_exp(v16_sub(v16_load(x + i), v16_set1(most))));
-    for (uint32_t i = 0; i < n_tail; i++)
-        tail += sum[i * step] * expf(m[i * step] * (float)M_LN2 - most);
+    for (uint32_t i = 0; i < n_tail; i++) {
+        v16_store(one, v16_exp(v16_set1(m[i * step] * (float)M_LN2 - most)));
+        tail += sum[i * step] * one[0];
+    }
     v16_store(one, v16_log(v16_set1(v16_hsum(total) + tail)));
     return most + one[0];
 }

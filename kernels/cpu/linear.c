@@ -278,6 +278,7 @@ static bool pairs_up(const struct weight *w)
 void cpu_linear(struct backend *be, const struct linear_args *a)
 {
     struct cpu_backend *b = (struct cpu_backend *)be;
+    cpu_plan_flush(b);
     bool pair = a->mode == LINEAR_SWIGLU;
     CHECK(!pair || pairs_up(a->w));
     struct linear_job j = {.args = a,

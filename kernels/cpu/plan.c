@@ -2,7 +2,7 @@
  *
  * One row has three lanes, two threads: run after run, each operation waits for its slowest lane, and
  * waking the pool costs microseconds. So score and known are kept until select comes (or anything else
- * that could see what they write), and run with it: items are splits of a lane's tail and stretches of its
+ * that could see what they write, or change what they read), and run with it: items are splits of a lane's tail and stretches of its
  * segments, and who finishes a lane's last one selects for it while others score. Items share no sum, so
  * this changes no bit. */
 #include "kernels/cpu/plan.h"
@@ -96,17 +96,22 @@ static void count_items(struct plan_call *c)
     c->slots = most_known + most_scores + 1;
 }
 
+/* Lanes of what is run, all of it over the same rows. */
+static uint32_t lanes_of(const struct plan_queue *q, const struct select_args *select)
+{
+    if (select != NULL)
+        return select->n_rows * select->kv->geo->kv_heads;
+    if (q->has_score)
+        return q->score.n_rows * q->score.kv->geo->kv_heads;
+    return q->known.n_rows * q->known.kv->geo->kv_heads;
+}
+
 /* Runs what is kept, and a selection over the same rows if there is one. */
 static void run(struct cpu_backend *b, const struct select_args *select)
 {
     struct plan_queue *q = b->plan_queue;
     struct plan_call c = {.b = b, .q = q, .select = select};
-    uint32_t rows = select != NULL ? select->n_rows : q->has_score ? q->score.n_rows : 0;
-    rows = select == NULL && !q->has_score ? q->known.n_rows : rows;
-    const struct kv_memory *kv = select != NULL ? select->kv
-                                 : q->has_score ? q->score.kv
-                                                : q->known.kv;
-    c.n_lanes = rows * kv->geo->kv_heads;
+    c.n_lanes = lanes_of(q, select);
     if (q->has_score)
         score_prepare(&c.score, b, &q->score);
     if (q->has_known)
@@ -119,19 +124,22 @@ static void run(struct cpu_backend *b, const struct select_args *select)
 }
 
 /* Whether all that is kept is about these rows of this layer. */
-static bool fits(const struct plan_queue *q, const struct plan_row *rows, uint32_t n_rows,
-                 uint32_t layer)
+static bool fits(const struct plan_queue *q, const struct kv_memory *kv,
+                 const struct plan_row *rows, uint32_t n_rows, uint32_t layer)
 {
+    const struct score_args *s = &q->score;
+    const struct known_args *k = &q->known;
     if (q->has_score &&
-        (q->score.rows != rows || q->score.n_rows != n_rows || q->score.layer != layer))
+        (s->kv != kv || s->rows != rows || s->n_rows != n_rows || s->layer != layer))
         return false;
     return !q->has_known ||
-           (q->known.rows == rows && q->known.n_rows == n_rows && q->known.layer == layer);
+           (k->kv == kv && k->rows == rows && k->n_rows == n_rows && k->layer == layer);
 }
 
 void cpu_plan_flush(struct cpu_backend *b)
 {
-    if (b->plan_queue->has_score || b->plan_queue->has_known)
+    struct plan_queue *q = b->plan_queue; /* NULL: the backend is closing */
+    if (q != NULL && (q->has_score || q->has_known))
         run(b, NULL);
 }
 
@@ -139,7 +147,7 @@ void cpu_score(struct backend *be, const struct score_args *a)
 {
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     struct plan_queue *q = b->plan_queue;
-    if (q->has_score || !fits(q, a->rows, a->n_rows, a->layer))
+    if (q->has_score || !fits(q, a->kv, a->rows, a->n_rows, a->layer))
         cpu_plan_flush(b);
     q->score = *a;
     q->has_score = true;
@@ -149,7 +157,7 @@ void cpu_known(struct backend *be, const struct known_args *a)
 {
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     struct plan_queue *q = b->plan_queue;
-    if (q->has_known || !fits(q, a->rows, a->n_rows, a->layer))
+    if (q->has_known || !fits(q, a->kv, a->rows, a->n_rows, a->layer))
         cpu_plan_flush(b);
     q->known = *a;
     q->has_known = true;
@@ -158,7 +166,7 @@ void cpu_known(struct backend *be, const struct known_args *a)
 void cpu_select(struct backend *be, const struct select_args *a)
 {
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
-    if (!fits(b->plan_queue, a->rows, a->n_rows, a->layer))
+    if (!fits(b->plan_queue, a->kv, a->rows, a->n_rows, a->layer))
         cpu_plan_flush(b);
     run(b, a);
 }

@@ -105,7 +105,8 @@ static void take_scratch(struct score_call *c, uint32_t segments)
     struct score_scratch *s = c->b->score_scratch;
     uint32_t threads = pool_threads(c->b->pool);
     size_t lanes = (size_t)a->n_rows * a->kv->geo->kv_heads, scores = 0, open = 0;
-    c->worker_bytes = score_work_bytes(a->kv->geo->head_dim) + sizeof(struct codes_query);
+    c->worker_bytes =
+        score_work_bytes(a->kv->geo->head_dim) + digest_round(sizeof(struct codes_query));
     if (c->coarse) {
         c->coarse_stride = segments * (a->desc.parts / DIGEST_COARSE);
         c->open_stride = segments * (a->desc.parts / a->coarse_group);

@@ -1,7 +1,7 @@
 /* Vectors of 16 floats with the same results on every instruction set: one zmm register, two ymm, or
  * a loop. What is written with them once (seal_vec.h, score_vec.h, select_vec.h: bodies that a file
  * per instruction set includes) gives the same bits everywhere, so a sealed segment and a selection
- * do not depend on the machine. Sums across a vector are trees of fixed shape: halves first.
+ * (of the same queries and known mass) do not depend on the machine. Sums across a vector are trees of fixed shape: halves first.
  *
  * Masks are 16 bits, lane 0 lowest. Included by files compiled with their own flags; elsewhere it is
  * the portable version. */
