@@ -3,10 +3,11 @@
 # make bench      against llama.cpp             make lint       layout, includes, analysers
 # make fuzz       FUZZ_S seconds per parser     make format     let clang-format decide
 # make quality    write docs/quality.md (TEXT=) make clean      remove what was built
+# make dist       a folder that runs elsewhere  make test-cuda  what needs a GPU
 # make help       this
 #
 # Switches: HOST= PORT= MODEL= ARGS= (serve)  FUZZ_S=30 (fuzz)  SAN=address,undefined|thread
-#           DEBUG=1  CUDA=1  V=1 (show commands)
+#           DEBUG=1  CUDA=1 (with build/libspind_cuda.so, all and dist)  V=1 (show commands)
 #
 # Downloads lie outside the tree, in SPIND_CACHE (default: ~/.cache/spind).
 
@@ -29,8 +30,10 @@ HARDEN  := -fPIE -fstack-protector-strong
 CFLAGS   = -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer -ffp-contract=off -MMD -MP \
            $(WARN) $(OPTIM) $(HARDEN) $(CHECKS)
 LDFLAGS := -pie -Wl,-z,relro,-z,now,-z,noexecstack
-# What a plug-in (sparse/plugin.h) may call: err, to say what is wrong with an option.
-LDFLAGS += -Wl,--export-dynamic-symbol=err
+# What a plug-in (sparse/plugin.h) may call: err, to say what is wrong with an option. The CUDA backend, a
+# library of its own (kernels/cuda_api.h), takes the rest of kernels/base.h from here as well.
+LDFLAGS += $(addprefix -Wl$(comma)--export-dynamic-symbol=,err err_text status_name check_failed \
+           mem_alloc mem_try_alloc mem_grow mem_try_grow mem_free)
 LDLIBS  := -luv -lcjson -lpthread -ldl -lm
 
 # Sanitizers bring their own allocator; everything else gets jemalloc and glibc's checked copies.
@@ -64,15 +67,15 @@ tests-of = $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/$(1)/*.c))
 # Sparse-attention plug-ins as others build them: against a header alone, loaded with --plugin.
 BAD     := symbol abi name taken common preset twice count score
 PLUGINS := $(B)/tests/plugin/signs.so $(B)/tests/plugin/odd.so $(BAD:%=$(B)/tests/plugin/bad-%.so)
+# And libraries in the place of the CUDA backend, one that serves and others at fault.
+FAULT   := symbol abi size
+PLUGINS += $(B)/tests/plugin/dense-cuda.so $(FAULT:%=$(B)/tests/plugin/fault-%-cuda.so)
 TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/*.c)) $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
 
 .DEFAULT_GOAL := all
 .PHONY: all serve test demo bench quality lint fuzz format clean help tests fuzzers benches \
         format-check deps headers tidy cppcheck analyze force
-all: $(B)/spind $(if $(CUDA),no-cuda)
-.PHONY: no-cuda
-no-cuda: $(B)/spind
-	@echo 'CUDA=1: this version has no CUDA backend yet; $(B)/spind runs on the CPU.'
+all: $(B)/spind $(if $(CUDA),$(B)/libspind_cuda.so)
 
 # llhttp before 9 lets smuggled requests through. Where the system has none that is new enough, its
 # sources are compiled in.
@@ -133,12 +136,57 @@ $(B)/tests/plugin/bad-%.so: tests/plugin/bad.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call show,SO,$@)
 	$(Q)$(CC) $(filter-out -fPIE,$(CFLAGS)) -fPIC -shared -DBAD_$(shell echo $* | tr a-z A-Z) $< -o $@
-$(B)/tests/unit/sparse $(B)/tests/contract/plugins: | $(PLUGINS)
+$(B)/tests/plugin/fault-%-cuda.so: tests/plugin/dense-cuda.c $(B)/flags
+	@mkdir -p $(@D)
+	$(call show,SO,$@)
+	$(Q)$(CC) $(filter-out -fPIE,$(CFLAGS)) -fPIC -shared -DFAULT_$(shell echo $* | tr a-z A-Z) $< -o $@
+$(B)/tests/unit/sparse $(B)/tests/unit/cuda_load $(B)/tests/contract/plugins: | $(PLUGINS)
 .SECONDARY:
 
 tests: $(TESTS) $(B)/tests/text_pipe $(PLUGINS)
 fuzzers: $(call tests-of,fuzz)
 benches: $(call tests-of,bench)
+
+# The CUDA backend: nothing above may link it. Machine code for each of CUDA_ARCHS. dtype.c comes along,
+# since programs that do not decode weights have none to lend.
+NVCC       = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc) nvcc)
+CUDA_HOME  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_ARCHS ?= 80 89 90a
+CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
+CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o) $(B)/kernels/cuda/dtype.o
+CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h)
+NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
+             -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
+             -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
+CUDA_TESTS := $(call tests-of,cuda)
+$(B)/nvcc-flags: force
+	@mkdir -p $(@D)
+	@command -v $(NVCC) > /dev/null || { echo 'spind: CUDA=1 needs nvcc of CUDA 13: put it on PATH, or name it: make CUDA=1 NVCC=...' >&2; exit 1; }
+	@echo '$(NVCC) $(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCCFLAGS)' > $@
+$(B)/kernels/cuda/%.o: kernels/cuda/%.cu $(B)/nvcc-flags
+	@mkdir -p $(@D)
+	$(call show,NVCC,$<)
+	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
+$(B)/kernels/cuda/dtype.o: kernels/dtype.c $(B)/flags
+	@mkdir -p $(@D)
+	$(call show,CC,$<)
+	$(Q)$(CC) $(filter-out -fPIE,$(CFLAGS)) -fPIC -fvisibility=hidden -c $< -o $@
+$(B)/libspind_cuda.so: $(CUDA_OBJ)
+	$(call show,SO,$@)
+	$(Q)$(NVCC) -shared -cudart static $^ -lcublas -o $@ \
+	    -Xlinker --exclude-libs=ALL,--as-needed,-z,relro,-z,now,-rpath,'$$ORIGIN:$(CUDA_HOME)/lib64'
+.PHONY: cuda-tests test-cuda dist
+cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load
+test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
+	+@$(CALL) tests/cuda/run
+
+# Everything that a machine without our packages needs to run the daemon, in one folder.
+dist: $(B)/spind $(if $(CUDA),$(B)/libspind_cuda.so)
+	@rm -rf $(B)/dist && mkdir -p $(B)/dist
+	$(Q)$(CC) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN' $(B)/server/main.o $(B)/libspind.a $(LDLIBS) -o $(B)/dist/spind
+	@ldd $(B)/spind | awk '/libuv|libcjson|libjemalloc|libllhttp/ {print $$3}' | xargs -r -I{} cp -L {} $(B)/dist
+	@cp -r configs $(if $(CUDA),$(B)/libspind_cuda.so) $(B)/dist
+	@echo '$(B)/dist: $(notdir $(B)/spind), its libraries$(if $(CUDA),$(comma) the CUDA backend) and configs'
 
 # What needs more than a compiler is a script, which sets up first and builds by calling back.
 CALL := SPIND_CACHE='$(CACHE)' MAKE='$(MAKE)' SPIND='$(B)/spind' MODEL='$(MODEL)'
@@ -162,15 +210,15 @@ CLANG_FORMAT := $(firstword $(shell command -v clang-format-14 clang-format) cla
 CLANG_TIDY   := $(firstword $(shell command -v clang-tidy-14 clang-tidy) clang-tidy)
 LINT_CFLAGS   = $(filter-out -MMD -MP -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2,$(CFLAGS)) -DSPIND_VERSION='""'
 format:
-	$(CLANG_FORMAT) -i $(ALL)
+	$(CLANG_FORMAT) -i $(ALL) $(CUDA_ALL)
 format-check:
-	@$(CLANG_FORMAT) --dry-run -Werror $(ALL) && echo 'layout: $(words $(ALL)) files as clang-format wants them'
+	@$(CLANG_FORMAT) --dry-run -Werror $(ALL) $(CUDA_ALL) && echo 'layout: $(words $(ALL) $(CUDA_ALL)) files as clang-format wants them'
 deps: # who may include whom is in tests/deps.awk
-	@awk -f tests/deps.awk $(ALL) && echo 'includes: no folder reaches up'
+	@awk -f tests/deps.awk $(ALL) $(CUDA_ALL) && echo 'includes: no folder reaches up'
 headers: # each stands alone (a _vec.h is a body, for each instruction set); CUDA's in C++ too
 	@for h in $(filter-out %_vec.h,$(filter %.h,$(ALL))); do \
 	    $(CC) $(LINT_CFLAGS) -Wno-unused -fsyntax-only -x c $$h || exit 1; done
-	@for h in $(wildcard kernels/base.h kernels/backend.h kernels/dtype.h kernels/core/*.h); do \
+	@for h in $(wildcard kernels/base.h kernels/backend.h kernels/cuda_api.h kernels/dtype.h kernels/core/*.h); do \
 	    $(CXX) -std=c++17 -I. -fsyntax-only -x c++ $$h || exit 1; done
 	@echo 'headers: each compiles alone'
 tidy: $(addprefix tidy/,$(SRC) $(wildcard server/main.c))

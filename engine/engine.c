@@ -8,6 +8,7 @@
 #include "engine/model/model.h"
 #include "engine/step.h"
 #include "engine/tool/trace.h"
+#include "kernels/cuda_api.h"
 #include "kernels/log.h"
 
 #include <pthread.h>
@@ -22,6 +23,10 @@ enum {
     MAX_FAILED_STEPS = 3,    /* in a row: the device is gone, not one step */
     WRITE_BEHIND_BLOCKS = 4, /* per step: 0.7 MB of the default model, 0.1 ms */
 };
+
+/* Of the memory that is free, for KV at most where nobody says how much. A device's has no other user: what
+ * is left is for the activations of a step and the backend's scratch. */
+static const double MACHINE_SHARE = 0.25, DEVICE_SHARE = 0.85;
 
 static const double STEP_WEIGHT = 0.1; /* of the last step in the mean of step times */
 
@@ -52,14 +57,41 @@ struct engine {
 
 /* ---- opening ---- */
 
+/* What was asked for that the CUDA backend cannot do yet; NULL: nothing. For auto, which has another
+ * device then; --device cuda is refused where that shows. */
+static const char *beyond_cuda(const struct engine_config *c)
+{
+    return c->sparse.plugin != 0         ? "--sparse"
+           : c->kv_dram_bytes != 0       ? "--kv-dram"
+           : c->record_selection != NULL ? "--record-selection"
+                                         : NULL;
+}
+
+/* A GPU if one answers and can do all that was asked for; else the CPU, and the log says why. */
+static status open_any(struct engine *e)
+{
+    const char *beyond = beyond_cuda(&e->cfg);
+    if (beyond != NULL)
+        log_line(LOG_INFO, "device auto: cpu, because device cuda has no %s yet", beyond);
+    else if (cuda_load(&e->be, 0, &e->cfg.cpu) == OK)
+        return OK;
+    else
+        log_line(LOG_INFO, "device auto: cpu (%s)", err_text());
+    return cpu_backend_open(&e->be, &e->cfg.cpu);
+}
+
 static status open_backend(struct engine *e)
 {
     const char *device = e->cfg.device;
     if (strcmp(device, "mock") == 0)
         return mock_backend_open(&e->be, &e->cfg.mock);
-    if (strcmp(device, "cpu") == 0 || strcmp(device, "auto") == 0)
+    if (strcmp(device, "cpu") == 0)
         return cpu_backend_open(&e->be, &e->cfg.cpu);
-    return err(ERR_ARG, "--device %s: this build has \"cpu\" and \"mock\"", device);
+    if (strcmp(device, "cuda") == 0)
+        return cuda_load(&e->be, 0, &e->cfg.cpu);
+    if (strcmp(device, "auto") == 0)
+        return open_any(e);
+    return err(ERR_ARG, "--device %s: there are auto, cpu, cuda and mock", device);
 }
 
 static status open_model(struct engine *e)
@@ -164,10 +196,18 @@ static status make_plan(struct engine *e, struct memory_plan *plan)
     if (len > sh->max_positions)
         return err(ERR_ARG, "--max-model-len %u: the model has %u positions", len,
                    sh->max_positions);
+    bool own = e->be->ops->memory != NULL; /* memory; the weights are in it already */
+    /* The second tier is made by the backend's alloc, so it would be in the device's memory too. */
+    if (own && e->cfg.kv_dram_bytes != 0)
+        return err(ERR_ARG,
+                   "--kv-dram: device %s has no second tier yet: leave it 0, or choose "
+                   "--device cpu",
+                   e->be->ops->name);
     TRY(classify(e, &geo));
     TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
     TRY(memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len,
-                         memory_available()));
+                         own ? e->be->ops->memory(e->be) : memory_available(),
+                         own ? DEVICE_SHARE : MACHINE_SHARE));
     return check_choice(e, plan);
 }
 

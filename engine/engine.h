@@ -16,7 +16,7 @@ struct chat_template;
 
 struct engine_config {
     const char *model;  /* path of a GGUF file; NULL with device "mock": a made-up model */
-    const char *device; /* "auto", "cpu", "mock" */
+    const char *device; /* "auto", "cpu", "cuda", "mock" */
     struct cpu_options cpu;
     struct mock_options mock;
     uint32_t block_rows;         /* R: 8, 16 or 32 */

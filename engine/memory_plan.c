@@ -1,7 +1,7 @@
 /* Sizes of the arenas (memory_plan.h).
  *
- * Defaults on a CPU: enough for every sequence at full length, but at most a quarter of the memory
- * that is available now for the first tier, and no second. Pages of an arena that
+ * Defaults on a CPU: enough for every sequence at full length, but at most a share of the memory
+ * (a quarter) that is available now for the first tier, and no second. Pages of an arena that
  * nobody touched cost nothing, so a generous arena does not slow the start. */
 #include "engine/memory_plan.h"
 #include "engine/attention.h"
@@ -100,7 +100,7 @@ struct wish {
 
 /* What every sequence at full length would take: of STREAM lanes, its ring. */
 static struct wish choose_bytes(const struct engine_config *cfg, const struct kv_geometry *geo,
-                                uint64_t per_seq, uint64_t available)
+                                uint64_t per_seq, uint64_t available, double share)
 {
     const size_t *unit = geo->block_bytes;
     uint64_t all = per_seq * cfg->max_num_seqs * (unit[LANE_SPARSE] + unit[LANE_DENSE]);
@@ -108,7 +108,7 @@ static struct wish choose_bytes(const struct engine_config *cfg, const struct kv
         all += ring_blocks(cfg, geo, per_seq) * unit[LANE_STREAM];
     struct wish w = {cfg->kv_hbm_bytes, cfg->kv_dram_bytes};
     if (w.hbm == 0)
-        w.hbm = available == 0 ? all : min_u64(all, available / 4);
+        w.hbm = available == 0 ? all : min_u64(all, (uint64_t)((double)available * share));
     return w;
 }
 
@@ -278,10 +278,10 @@ static status check_length(struct memory_plan *p, const struct engine_config *cf
 
 status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         const struct kv_geometry *geo, size_t record_lane_bytes, uint32_t model_len,
-                        uint64_t available_bytes)
+                        uint64_t available_bytes, double share)
 {
     uint64_t per_seq = ((uint64_t)model_len + geo->block_rows - 1) / geo->block_rows;
-    struct wish w = choose_bytes(cfg, geo, per_seq, available_bytes);
+    struct wish w = choose_bytes(cfg, geo, per_seq, available_bytes, share);
     *p = (struct memory_plan){
         .geo = *geo, .record_lane_bytes = record_lane_bytes, .spills = cfg->sparse.plugin != 0};
     divide(p, cfg, &w, per_seq);

@@ -26,10 +26,11 @@ struct memory_plan {
 
 /* geo: with classes. model_len: the longest context asked for (the model's own or --max-model-len).
  * record_lane_bytes: of the largest digest that may be asked for; 0: none. ERR_MEMORY: not even one
- * block per class fits. available_bytes: what the machine can give (0: unknown). */
+ * block per class fits. available_bytes: what the machine can give (0: unknown);
+ * share: of it, for the first tier at most where cfg does not say. */
 status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         const struct kv_geometry *geo, size_t record_lane_bytes, uint32_t model_len,
-                        uint64_t available_bytes);
+                        uint64_t available_bytes, double share);
 /* A line for each part: for the log at start and for `spind inspect`. */
 void memory_plan_tell(const struct memory_plan *p, void (*line)(void *arg, const char *text),
                       void *arg);

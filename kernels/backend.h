@@ -381,7 +381,7 @@ struct sample_args {
 };
 
 struct backend_ops {
-    const char *name; /* "cpu", "mock", later "cuda" */
+    const char *name; /* "cpu", "mock", "cuda" */
     uint32_t act_bytes;
     void (*close)(struct backend *be);
     /* One line for the log: instruction set or device name, threads, memory. */
@@ -391,6 +391,8 @@ struct backend_ops {
     void (*free)(struct backend *be, void *p, size_t bytes);
     void (*copy)(struct backend *be, void *dst, const void *src, size_t bytes);
     status (*sync)(struct backend *be); /* waits; the first error since the last sync */
+    /* Bytes that alloc can still give. NULL: alloc gives the machine's own memory. */
+    uint64_t (*memory)(struct backend *be);
 
     /* Packs the parts; reports non-finite scales as ERR_FORMAT. The file may be unmapped after. */
     status (*weight_create)(struct backend *be, const struct weight_desc *d, struct weight **out);

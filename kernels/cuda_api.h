@@ -1,9 +1,9 @@
 /* The CUDA backend as the rest of the daemon sees it: a library of its own, loaded when it is wanted.
  *
- * The daemon never links CUDA. libspind_cuda.so lies beside the executable (or where
- * SPIND_CUDA_LIBRARY says) and exports one symbol, a struct cuda_api, the way a plug-in does
- * (sparse/plugin.h); of the daemon it needs `err` alone, so that what it says is in the daemon's own
- * err_text(). */
+ * The daemon never links CUDA. libspind_cuda.so lies beside the executable, or where
+ * SPIND_CUDA_LIBRARY says, and exports one symbol, a struct cuda_api, the way a plug-in does
+ * (sparse/plugin.h). What it takes from the executable are the functions of kernels/base.h (the
+ * Makefile exports them), so that the text of its errors is in the daemon's own err_text(). */
 #ifndef KERNELS_CUDA_API_H
 #define KERNELS_CUDA_API_H
 
@@ -13,21 +13,25 @@
 extern "C" {
 #endif
 
-/* Counted up when struct backend_ops or any struct that crosses changes its meaning. */
-#define CUDA_ABI 1u
-#define CUDA_SYMBOL "spind_cuda_api"
+/* Counted up when struct backend_ops or a struct that crosses changes its meaning. */
+enum { CUDA_ABI = 1 };
 
 struct cuda_api {
-    uint32_t abi;     /* CUDA_ABI of the header the library was compiled with */
-    uint32_t n_bytes; /* sizeof(struct backend_ops) there */
-    /* host: a CPU backend, owned from success on; draws the tokens. ERR_DEVICE: no driver, no such
-     * device, or one the library has no code for. */
+    uint32_t abi;       /* CUDA_ABI of the header the library was compiled with; first, always */
+    uint32_t ops_bytes; /* sizeof(struct backend_ops) there */
+    /* host: a CPU backend that draws the tokens; the library's own from success on. ERR_DEVICE: no
+     * driver, no such device, or one that the library has no code for. */
     status (*open)(struct backend **out, int device, struct backend *host);
 };
 
-/* Loads the library (once) and opens a device; the text of an error says what to do next. A CPU
- * backend with default options is opened for sampling. */
-status spind_cuda_open(struct backend **out, int device);
+/* Loads the library and opens a device, counted from 0 among those that CUDA_VISIBLE_DEVICES leaves.
+ * ERR_DEVICE: the text says what is missing and what to do next. host: of the CPU backend that
+ * samples; NULL: the default. The library is never unloaded. */
+status cuda_load(struct backend **out, int device, const struct cpu_options *host);
+static inline status spind_cuda_open(struct backend **out, int device)
+{
+    return cuda_load(out, device, NULL);
+}
 
 #ifdef __cplusplus
 }

@@ -54,9 +54,12 @@ const struct option options_table[] = {
     {.name = "device",
      .group = "engine",
      TEXT(device),
-     .choices = "auto|cpu|mock",
+     .choices = "auto|cpu|cuda|mock",
      .preset = "auto",
-     .help = "What computes. mock: real HTTP, scheduling and block accounting, made-up tokens."},
+     .help =
+         "What computes. auto: a GPU where libspind_cuda.so and a driver are and nothing is asked "
+         "that cuda cannot do yet (the log says), else the CPU. mock: real HTTP, scheduling and "
+         "block accounting, made-up tokens."},
     {.name = "cpu-isa",
      .group = "engine",
      TEXT(cpu_isa),
@@ -112,7 +115,7 @@ const struct option options_table[] = {
      .flags = OPTION_AUTO,
      .preset = "auto",
      .help = "Bytes of KV cache in the device's memory. auto: chosen from --max-model-len and "
-             "--max-num-seqs."},
+             "--max-num-seqs, and from what the device has free."},
     {.name = "kv-dram",
      .group = "kv",
      BYTES(engine.kv_dram_bytes, 0, 64 * TERA),

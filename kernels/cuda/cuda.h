@@ -59,5 +59,7 @@ void cuda_attend(struct backend *be, const struct attend_args *a);
 status cuda_sample_open(struct cuda_backend *b);
 void cuda_sample_close(struct cuda_backend *b);
 void cuda_sample(struct backend *be, const struct sample_args *a);
+/* Draws what cuda_sample queued: for sync, once the stream is done. good: its results count. */
+void cuda_sample_settle(struct cuda_backend *b, bool good);
 
 #endif

@@ -15,7 +15,7 @@ static status plan(struct memory_plan *p, uint32_t plugin, size_t record_lane, u
                                       .max_num_seqs = 4,
                                       .max_batched_tokens = 512,
                                       .sparse = sparse_choice_make(plugin, 0.05f)};
-    return memory_plan_make(p, &cfg, &geo, record_lane, LEN, available);
+    return memory_plan_make(p, &cfg, &geo, record_lane, LEN, available, 0.25);
 }
 
 /* A request may name a plug-in that the server did not choose. */

@@ -38,9 +38,9 @@ static void memory_falls(void)
     struct memory_plan none, some, all;
     struct kv_geometry g0 = geometry(0, 0), g1 = geometry(0, 63), g2 = geometry(0, LANES);
     struct engine_config cfg = config(0, 8, 512);
-    CHECK(memory_plan_make(&none, &cfg, &g0, 0, 32768, 0) == OK);
-    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, 0) == OK);
-    CHECK(memory_plan_make(&all, &cfg, &g2, 0, 32768, 0) == OK);
+    CHECK(memory_plan_make(&none, &cfg, &g0, 0, 32768, 0, 0.25) == OK);
+    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, 0, 0.25) == OK);
+    CHECK(memory_plan_make(&all, &cfg, &g2, 0, 32768, 0, 0.25) == OK);
     double share = (double)some.hbm_bytes / (double)none.hbm_bytes;
     ok(share > 27.0 / 90 && share < 27.0 / 90 + 0.03,
        "63 of 90 lanes STREAM: 32k contexts take %.3f of the memory", share);
@@ -52,7 +52,7 @@ static void memory_falls(void)
            none.max_num_seqs == 8,
        "nothing is cut");
     cfg.kv_hbm_bytes = none.hbm_bytes;
-    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, 0) == OK);
+    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, 0, 0.25) == OK);
     ok(some.blocks[LANE_SPARSE][KV_HBM] > 3 * none.blocks[LANE_SPARSE][KV_HBM],
        "or the same memory holds %.1f times the tokens",
        (double)some.blocks[LANE_SPARSE][KV_HBM] / none.blocks[LANE_SPARSE][KV_HBM]);
@@ -70,7 +70,7 @@ static void there_are_rings_for_all_that_run(void)
                         struct engine_config cfg = config(hbm, seqs, step);
                         struct memory_plan p;
                         n++;
-                        if (memory_plan_make(&p, &cfg, &g, 0, 8192, 0) != OK) {
+                        if (memory_plan_make(&p, &cfg, &g, 0, 8192, 0, 0.25) != OK) {
                             refused++;
                             continue;
                         }
@@ -97,7 +97,7 @@ int main(void)
     log_set_level(LOG_ERROR);
     memory_falls();
     there_are_rings_for_all_that_run();
-    ok(memory_plan_make(&p, &cfg, &g, 0, 8192, 0) == ERR_MEMORY &&
+    ok(memory_plan_make(&p, &cfg, &g, 0, 8192, 0, 0.25) == ERR_MEMORY &&
            strstr(err_text(), "one sequence needs") != NULL,
        "no room for one ring is refused (%s)", err_text());
     return tap_done();

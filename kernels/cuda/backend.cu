@@ -1,0 +1,344 @@
+/* The CUDA backend: opens the device, hands out its memory, and copies.
+ *
+ * Everything queues on one stream, so operations need no order of their own; `sync` waits for it and
+ * reports the first error. A step's small arrays (tokens, block tables, row lists) go through a ring
+ * of pinned memory with a twin on the device: they are written where the copy engine can read them
+ * while the caller goes on, and the ring begins anew at every sync. Its chunks double until a step
+ * fits into one.
+ *
+ * The engine thread owns all of it. Another thread may have opened it: CUDA's current device belongs
+ * to a thread and is 0 unless set, so every entry that may be a thread's first sets it. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda_api.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { STAGE_ALIGN = 256, STAGE_FIRST = 4 << 20 };
+
+/* ---- errors ---- */
+
+bool cuda_ok(struct cuda_backend *b, cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess)
+        return true;
+    (void)cudaGetLastError(); /* else the next launch would be blamed */
+    if (b->error == OK) {
+        b->error = e == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_DEVICE;
+        snprintf(b->text, sizeof b->text, "cuda: %s: %s (%s)", what, cudaGetErrorName(e),
+                 cudaGetErrorString(e));
+    }
+    return false;
+}
+
+static void use_device(struct cuda_backend *b)
+{
+    cuda_ok(b, cudaSetDevice(b->device), "cudaSetDevice");
+}
+
+/* ---- staging ---- */
+
+struct chunk {
+    struct chunk *next; /* older and smaller */
+    uint8_t *host, *twin;
+    size_t bytes;
+};
+
+struct cuda_staging {
+    struct chunk *head;
+    size_t used; /* of head */
+};
+
+static size_t round_up(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+static void chunk_destroy(struct chunk *c)
+{
+    if (c->host != NULL)
+        cudaFreeHost(c->host);
+    if (c->twin != NULL)
+        cudaFree(c->twin);
+    mem_free(c);
+}
+
+static bool add_chunk(struct cuda_backend *b, size_t need)
+{
+    struct cuda_staging *s = b->staging;
+    size_t bytes = s->head != NULL ? 2 * s->head->bytes : (size_t)STAGE_FIRST;
+    while (bytes < need)
+        bytes *= 2;
+    struct chunk *c = (struct chunk *)mem_alloc(sizeof *c);
+    c->bytes = bytes;
+    if (!cuda_ok(b, cudaMallocHost((void **)&c->host, bytes), "pinned memory for staging") ||
+        !cuda_ok(b, cudaMalloc((void **)&c->twin, bytes), "device memory for staging")) {
+        chunk_destroy(c);
+        return false;
+    }
+    c->next = s->head;
+    s->head = c;
+    s->used = 0;
+    return true;
+}
+
+void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes)
+{
+    struct cuda_staging *s = b->staging;
+    size_t room = round_up(bytes + !bytes, STAGE_ALIGN);
+    if ((s->head == NULL || room > s->head->bytes - s->used) && !add_chunk(b, room))
+        return NULL;
+    uint8_t *from = s->head->host + s->used, *to = s->head->twin + s->used;
+    s->used += room;
+    if (bytes == 0)
+        return to;
+    memcpy(from, host, bytes);
+    if (!cuda_ok(b, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->stream), "staging"))
+        return NULL;
+    return to;
+}
+
+/* The stream is done with all of it. */
+static void staging_reset(struct cuda_staging *s)
+{
+    s->used = 0;
+    if (s->head == NULL)
+        return;
+    for (struct chunk *c = s->head->next, *next; c != NULL; c = next) {
+        next = c->next;
+        chunk_destroy(c);
+    }
+    s->head->next = NULL;
+}
+
+static void staging_close(struct cuda_backend *b)
+{
+    if (b->staging == NULL)
+        return;
+    staging_reset(b->staging);
+    if (b->staging->head != NULL)
+        chunk_destroy(b->staging->head);
+    mem_free(b->staging);
+}
+
+/* ---- memory ---- */
+
+bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need)
+{
+    if (need <= *have)
+        return true;
+    if (*p != NULL) {
+        if (!cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to grow scratch"))
+            return false;
+        cudaFree(*p);
+        *p = NULL;
+        *have = 0;
+    }
+    if (!cuda_ok(b, cudaMalloc(p, need), "scratch"))
+        return false;
+    *have = need;
+    return true;
+}
+
+static double gib(size_t bytes)
+{
+    return (double)bytes / 1073741824.0;
+}
+
+/* Zeroed in stream order: nobody but the stream reads it. */
+static void *cuda_alloc(struct backend *be, size_t bytes)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    void *p = NULL;
+    size_t free_bytes = 0, total = 0;
+    use_device(b);
+    if (cudaMalloc(&p, bytes + !bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        (void)cudaMemGetInfo(&free_bytes, &total);
+        err(ERR_MEMORY, "cuda: no memory for %zu bytes: %.2f of %.2f GiB are free", bytes,
+            gib(free_bytes), gib(total));
+        return NULL;
+    }
+    cuda_ok(b, cudaMemsetAsync(p, 0, bytes, b->stream), "clearing memory");
+    return p;
+}
+
+static void cuda_free(struct backend *be, void *p, size_t bytes)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    (void)bytes;
+    if (p == NULL)
+        return;
+    use_device(b);
+    cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to free memory");
+    cuda_ok(b, cudaFree(p), "cudaFree");
+}
+
+static uint64_t cuda_memory(struct backend *be)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    size_t free_bytes = 0, total = 0;
+    use_device(b);
+    cuda_ok(b, cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+    return free_bytes;
+}
+
+/* Where either side lies is the driver's to find out: all addresses are of one space. */
+static void cuda_copy(struct backend *be, void *dst, const void *src, size_t bytes)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    if (bytes != 0)
+        cuda_ok(b, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, b->stream), "copy");
+}
+
+static status cuda_sync(struct backend *be)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    use_device(b);
+    cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
+    staging_reset(b->staging);
+    cuda_sample_settle(b, b->error == OK);
+    status st = b->error;
+    b->error = OK;
+    return st == OK ? OK : err(st, "%s", b->text);
+}
+
+static const char *cuda_describe(struct backend *be)
+{
+    return ((struct cuda_backend *)be)->description;
+}
+
+/* ---- opening ---- */
+
+static void cuda_close(struct backend *be)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    use_device(b);
+    if (b->stream != NULL)
+        (void)cudaStreamSynchronize(b->stream);
+    cuda_sample_close(b);
+    cuda_attend_close(b);
+    cuda_linear_close(b);
+    staging_close(b);
+    if (b->blas != NULL)
+        cublasDestroy(b->blas);
+    if (b->stream != NULL)
+        cudaStreamDestroy(b->stream);
+    if (b->host != NULL)
+        b->host->ops->close(b->host);
+    mem_free(b);
+}
+
+static const struct backend_ops cuda_ops = {
+    .name = "cuda",
+    .act_bytes = sizeof(float),
+    .close = cuda_close,
+    .describe = cuda_describe,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .copy = cuda_copy,
+    .sync = cuda_sync,
+    .memory = cuda_memory,
+    .weight_create = cuda_weight_create,
+    .weight_destroy = cuda_weight_destroy,
+    .weight_bytes = cuda_weight_bytes,
+    .embed = cuda_embed,
+    .linear = cuda_linear,
+    .append = cuda_append,
+    .attend = cuda_attend,
+    /* The engine asks for these: without score every row attends everything. */
+    .digest_bytes = NULL,
+    .seal = NULL,
+    .unpermute = NULL,
+    .score = NULL,
+    .known_bytes = NULL,
+    .known = NULL,
+    .select = NULL,
+    .resolve = NULL,
+    .sample = cuda_sample,
+    .read = NULL, /* pages are not the host's to read */
+};
+
+static __global__ void nothing(void)
+{
+}
+
+/* Which of the things that can be missing is. */
+static status no_device(cudaError_t e)
+{
+    int driver = 0;
+    (void)cudaGetLastError();
+    (void)cudaDriverGetVersion(&driver);
+    if (driver == 0)
+        return err(ERR_DEVICE, "cuda: no NVIDIA driver answers (libcuda.so.1): install one, until "
+                               "nvidia-smi shows the GPU");
+    if (e == cudaErrorInsufficientDriver)
+        return err(
+            ERR_DEVICE,
+            "cuda: the driver is for CUDA %d.%d, this library needs %d.%d: update the driver",
+            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (e == cudaErrorNoDevice || e == cudaSuccess)
+        return err(ERR_DEVICE, "cuda: the driver shows no GPU: see nvidia-smi, and what "
+                               "CUDA_VISIBLE_DEVICES leaves");
+    return err(ERR_DEVICE, "cuda: %s (%s): see whether nvidia-smi shows the GPU",
+               cudaGetErrorName(e), cudaGetErrorString(e));
+}
+
+static status check_device(int device, struct cudaDeviceProp *prop)
+{
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0)
+        return no_device(e);
+    if (device < 0 || device >= n)
+        return err(ERR_DEVICE, "cuda: there is no device %d: the driver shows %d", device, n);
+    if ((e = cudaSetDevice(device)) != cudaSuccess ||
+        (e = cudaGetDeviceProperties(prop, device)) != cudaSuccess)
+        return no_device(e);
+    struct cudaFuncAttributes a;
+    if ((e = cudaFuncGetAttributes(&a, nothing)) == cudaErrorNoKernelImageForDevice)
+        return err(ERR_DEVICE,
+                   "cuda: this library has no code for %s (sm_%d%d), but for sm_" CUDA_ARCHS
+                   ": make CUDA=1 CUDA_ARCHS=%d%d",
+                   prop->name, prop->major, prop->minor, prop->major, prop->minor);
+    return e == cudaSuccess ? OK : no_device(e);
+}
+
+static status open_parts(struct cuda_backend *b)
+{
+    b->staging = (struct cuda_staging *)mem_alloc(sizeof *b->staging);
+    if (!cuda_ok(b, cudaStreamCreate(&b->stream), "stream"))
+        return err(b->error, "%s", b->text);
+    cublasStatus_t blas = cublasCreate(&b->blas);
+    if (blas == CUBLAS_STATUS_SUCCESS)
+        blas = cublasSetStream(b->blas, b->stream);
+    if (blas != CUBLAS_STATUS_SUCCESS)
+        return err(ERR_DEVICE, "cuda: cuBLAS does not start: %s", cublasGetStatusString(blas));
+    TRY(cuda_linear_open(b));
+    TRY(cuda_attend_open(b));
+    return cuda_sample_open(b);
+}
+
+static status cuda_open(struct backend **out, int device, struct backend *host)
+{
+    struct cudaDeviceProp prop;
+    TRY(check_device(device, &prop));
+    struct cuda_backend *b = (struct cuda_backend *)mem_alloc(sizeof *b);
+    b->base.ops = &cuda_ops;
+    b->device = device;
+    b->sms = prop.multiProcessorCount;
+    status st = open_parts(b);
+    if (st != OK) {
+        cuda_close(&b->base);
+        return st;
+    }
+    b->host = host;
+    snprintf(b->description, sizeof b->description,
+             "cuda: %.48s, sm_%d%d, %d SMs, %.1f GiB; samples on %.64s", prop.name, prop.major,
+             prop.minor, b->sms, gib(prop.totalGlobalMem), host->ops->describe(host));
+    *out = &b->base;
+    return OK;
+}
+
+extern "C" __attribute__((visibility("default"))) const struct cuda_api spind_cuda_api;
+const struct cuda_api spind_cuda_api = {CUDA_ABI, sizeof(struct backend_ops), cuda_open};

@@ -1,0 +1,115 @@
+/* Stands in for libspind_cuda.so where no GPU is: the CPU backend behind the name and the table of the
+ * CUDA backend, without what that does not have yet. With FAULT_* it is one that must be refused. */
+#include "kernels/cuda_api.h"
+
+struct stand_in {
+    struct backend base;
+    struct backend *host;
+    struct backend_ops ops;
+};
+
+#define HOST(be) (((struct stand_in *)(void *)(be))->host)
+
+static void stand_in_close(struct backend *be)
+{
+    HOST(be)->ops->close(HOST(be));
+    mem_free(be);
+}
+
+static const char *stand_in_describe(struct backend *be)
+{
+    (void)be;
+    return "cuda: a stand-in";
+}
+
+static uint64_t stand_in_memory(struct backend *be)
+{
+    (void)be;
+    return 64u << 20;
+}
+
+static void *stand_in_alloc(struct backend *be, size_t bytes)
+{
+    return HOST(be)->ops->alloc(HOST(be), bytes);
+}
+
+static void stand_in_free(struct backend *be, void *p, size_t bytes)
+{
+    HOST(be)->ops->free(HOST(be), p, bytes);
+}
+
+static void stand_in_copy(struct backend *be, void *dst, const void *src, size_t bytes)
+{
+    HOST(be)->ops->copy(HOST(be), dst, src, bytes);
+}
+
+static status stand_in_sync(struct backend *be)
+{
+    return HOST(be)->ops->sync(HOST(be));
+}
+
+static status stand_in_weight_create(struct backend *be, const struct weight_desc *d,
+                                     struct weight **out)
+{
+    return HOST(be)->ops->weight_create(HOST(be), d, out);
+}
+
+static void stand_in_weight_destroy(struct backend *be, struct weight *w)
+{
+    HOST(be)->ops->weight_destroy(HOST(be), w);
+}
+
+#define PASS(op)                                                             \
+    static void stand_in_##op(struct backend *be, const struct op##_args *a) \
+    {                                                                        \
+        HOST(be)->ops->op(HOST(be), a);                                      \
+    }
+PASS(embed)
+PASS(linear)
+PASS(append)
+PASS(attend)
+PASS(sample)
+
+static status stand_in_open(struct backend **out, int device, struct backend *host)
+{
+    if (device != 0)
+        return err(ERR_DEVICE, "cuda: there is no device %d: the driver shows 1", device);
+    struct stand_in *s = mem_alloc(sizeof *s);
+    s->host = host;
+    s->ops = (struct backend_ops){.name = "cuda",
+                                  .act_bytes = host->ops->act_bytes,
+                                  .close = stand_in_close,
+                                  .describe = stand_in_describe,
+                                  .alloc = stand_in_alloc,
+                                  .free = stand_in_free,
+                                  .copy = stand_in_copy,
+                                  .sync = stand_in_sync,
+                                  .memory = stand_in_memory,
+                                  .weight_create = stand_in_weight_create,
+                                  .weight_destroy = stand_in_weight_destroy,
+                                  .weight_bytes = host->ops->weight_bytes,
+                                  .embed = stand_in_embed,
+                                  .linear = stand_in_linear,
+                                  .append = stand_in_append,
+                                  .attend = stand_in_attend,
+                                  .sample = stand_in_sample};
+    s->base.ops = &s->ops;
+    *out = &s->base;
+    return OK;
+}
+
+#ifdef FAULT_SYMBOL
+#define spind_cuda_api some_other_name
+#endif
+#ifdef FAULT_ABI
+#define ABI 99
+#else
+#define ABI CUDA_ABI
+#endif
+#ifdef FAULT_SIZE
+#define OPS_BYTES 8
+#else
+#define OPS_BYTES sizeof(struct backend_ops)
+#endif
+extern const struct cuda_api spind_cuda_api;
+const struct cuda_api spind_cuda_api = {ABI, OPS_BYTES, stand_in_open};
