@@ -67,7 +67,7 @@ void attention_begin(struct attention *at);
  * batch_seq's first_plan counts them in the order they were added. row, pos, n_segments (at least 1),
  * records, blocks and hot are read; budget, estimate, top_p and miss_threshold come from the
  * instance. seq may be NULL with interval 1 and no recorder. */
-void attention_add(struct attention *at, const struct sparse_instance *in,
+void attention_add(struct attention *at, const struct sparse_instance *pub,
                    struct attention_seq *seq, const struct plan_row *row);
 /* Rows added since attention_begin: with none, every row attends everything. */
 uint32_t attention_rows(const struct attention *at);

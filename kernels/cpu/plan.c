@@ -81,7 +81,7 @@ static void count_items(struct plan_call *c)
     uint32_t most_known = 0, most_scores = 0;
     if (c->n_lanes > q->max_lanes) {
         free(q->left);
-        q->max_lanes = c->n_lanes * 2;
+        q->max_lanes = (size_t)c->n_lanes * 2;
         q->left = calloc(q->max_lanes, sizeof *q->left);
         CHECK(q->left != NULL); /* as mem_alloc: no ordinary memory left */
     }

@@ -132,11 +132,12 @@ static void take_scratch(struct score_call *c, uint32_t segments)
 void score_prepare(struct score_call *c, struct cpu_backend *b, const struct score_args *a)
 {
     const struct kv_geometry *g = a->kv->geo;
+    const bool coarse = a->coarse_group > 0 && a->kind == SCORE_MASS;
     *c = (struct score_call){.b = b,
                              .a = a,
                              .layout = digest_layout_of(g->head_dim, &a->desc),
                              .group = a->heads / g->kv_heads,
-                             .coarse = a->coarse_group > 0 && a->kind == SCORE_MASS};
+                             .coarse = coarse};
     uint32_t segments = 0, total = 0;
     for (uint32_t i = 0; i < a->n_rows; i++) {
         total += a->rows[i].n_segments;
@@ -147,13 +148,14 @@ void score_prepare(struct score_call *c, struct cpu_backend *b, const struct sco
         CHECK(a->desc.kind == DIGEST_CENTROID || a->desc.kind == DIGEST_CODES);
     else
         CHECK(a->kind == SCORE_EXACT || a->desc.kind == DIGEST_BOUNDS);
-    CHECK(!c->coarse || (c->layout.coarse != 0 && a->coarse_group % DIGEST_COARSE == 0 &&
-                         a->desc.parts % a->coarse_group == 0));
+    if (coarse)
+        CHECK(c->layout.coarse != 0 && a->coarse_group % DIGEST_COARSE == 0 &&
+              a->desc.parts % a->coarse_group == 0);
     take_scratch(c, segments);
     c->stretch = total * g->kv_heads / (pool_threads(b->pool) * ITEMS_PER_THREAD);
     c->stretch = c->stretch < 1 ? 1 : c->stretch < MAX_STRETCH ? c->stretch : MAX_STRETCH;
     c->stretches = (segments + c->stretch - 1) / c->stretch;
-    if (c->coarse && segments > 0) {
+    if (coarse && segments > 0) {
         pool_run(b->pool, coarse_worker, c);
         pool_run(b->pool, choose_worker, c);
     }

@@ -9,24 +9,24 @@ struct select_scratch {
     size_t max_words, worker_words;
 };
 
-void select_item(struct cpu_backend *b, const struct select_args *a, uint32_t i, uint32_t worker)
+void select_item(struct cpu_backend *b, const struct select_args *a, uint32_t lane, uint32_t worker)
 {
     const struct kv_geometry *g = a->kv->geo;
     struct select_scratch *s = b->select_scratch;
-    if (kv_lane(g, a->layer, i % g->kv_heads).class_ != LANE_SPARSE)
+    if (kv_lane(g, a->layer, lane % g->kv_heads).class_ != LANE_SPARSE)
         return;
     struct select_lane l = {
         .a = a,
-        .row = &a->rows[i / g->kv_heads],
-        .head = i % g->kv_heads,
-        .scores = a->scores + (size_t)i * a->group * a->stride,
-        .known = a->known != NULL ? a->known + (size_t)i * a->group : NULL,
-        .pages = a->pages + (size_t)i * a->page_cap,
-        .masks = a->masks != NULL ? a->masks + (size_t)i * a->page_cap : NULL,
-        .share = a->share + (size_t)i * a->page_cap,
-        .n_pages = &a->n_pages[i],
-        .estimates = a->estimates + (size_t)i * a->estimate_cap,
-        .n_estimates = &a->n_estimates[i],
+        .row = &a->rows[lane / g->kv_heads],
+        .head = lane % g->kv_heads,
+        .scores = a->scores + (size_t)lane * a->group * a->stride,
+        .known = a->known != NULL ? a->known + (size_t)lane * a->group : NULL,
+        .pages = a->pages + (size_t)lane * a->page_cap,
+        .masks = a->masks != NULL ? a->masks + (size_t)lane * a->page_cap : NULL,
+        .share = a->share + (size_t)lane * a->page_cap,
+        .n_pages = &a->n_pages[lane],
+        .estimates = a->estimates + (size_t)lane * a->estimate_cap,
+        .n_estimates = &a->n_estimates[lane],
         .work = s->words + worker * s->worker_words,
     };
     b->select->lane(&l);
