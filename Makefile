@@ -174,7 +174,7 @@ $(B)/kernels/cuda/dtype.o: kernels/dtype.c $(B)/flags
 $(B)/libspind_cuda.so: $(CUDA_OBJ)
 	$(call show,SO,$@)
 	$(Q)$(NVCC) -shared -cudart static $^ -lcublas -o $@ \
-	    -Xlinker --exclude-libs=ALL,--as-needed,-z,relro,-z,now,-rpath,'$$ORIGIN:$(CUDA_HOME)/lib64'
+	    -Xlinker --exclude-libs=ALL,--as-needed,-z,relro,-z,now,-rpath,'$$ORIGIN:/usr/local/cuda/lib64:$(CUDA_HOME)/lib64'
 .PHONY: cuda-tests test-cuda dist
 cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
