@@ -123,9 +123,13 @@ static void finish_logit_rows(struct model *m, const struct batch *b)
 {
     const struct model_layer *l = &m->layers[m->info.shape.layers - 1];
     size_t row = (size_t)m->be->ops->act_bytes * m->info.shape.hidden;
-    for (uint32_t i = 0; i < b->n_logits; i++)
+    /* In runs: a step of decodes alone is one copy, not one for each. */
+    for (uint32_t i = 0, n; i < b->n_logits; i += n) {
+        for (n = 1; i + n < b->n_logits && b->logit_rows[i + n] == b->logit_rows[i] + n; n++)
+            ;
         m->be->ops->copy(m->be, (char *)m->last + i * row,
-                         (const char *)m->x + b->logit_rows[i] * row, row);
+                         (const char *)m->x + b->logit_rows[i] * row, n * row);
+    }
     const struct linear_args out = {.w = l->out,
                                     .in = m->att,
                                     .rows = b->logit_rows,
