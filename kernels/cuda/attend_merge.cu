@@ -1,0 +1,75 @@
+/* Folds the partial results of tasks whose splits ran in several CTAs, from the first split to the
+ * last: one warp per query and 32 dimensions of it. Lanes hold the greatest scores and sums of 32 splits
+ * and make their weights together; the chain over splits is one multiply-add each, and its loads do
+ * not wait for it. Bound by L2 latency; reads a few percent of what the splits read. Op: attend. */
+#include "kernels/cuda/attend_mma.h"
+
+namespace
+{
+
+enum { AT_ONCE = 32 };
+
+template <int DP>
+__global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struct attend_call c)
+{
+    const struct attend_task *k = &c.tasks[blockIdx.y];
+    const uint32_t query = blockIdx.x, n = k->n_rows * c.group, lane = threadIdx.x % 32;
+    if (query >= n || k->per_item >= k->n_splits)
+        return;
+    const float *part = c.part_o + ((size_t)k->partial + query) * DP + threadIdx.x;
+    const float2 *ml = c.part_ml + k->partial + query;
+    float m = LOWEST, l = 0, o = 0;
+    for (uint32_t split = 0; split < k->n_splits; split += AT_ONCE) {
+        uint32_t left = min(k->n_splits - split, (uint32_t)AT_ONCE);
+        float values[AT_ONCE];
+        float2 own = make_float2(LOWEST, 0);
+        if (lane < left)
+            own = ml[(size_t)(split + lane) * n];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++)
+            values[i] = i < left ? part[(size_t)(split + i) * n * DP] : 0;
+        float top = own.x; /* greatest up to this lane's split */
+#pragma unroll
+        for (uint32_t i = 1; i < 32; i *= 2) {
+            float x = __shfl_up_sync(~0u, top, i);
+            top = lane >= i ? fmaxf(top, x) : top;
+        }
+        top = fmaxf(top, m);
+        float before = __shfl_up_sync(~0u, top, 1);
+        struct fold f = fold_of(lane == 0 ? m : before, own.x);
+        m = __shfl_sync(~0u, top, 31);
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            struct fold g = {0, __shfl_sync(~0u, f.so_far, i), __shfl_sync(~0u, f.next, i)};
+            float next_l = __shfl_sync(~0u, own.y, i);
+            if (i >= left)
+                continue;
+            bool first = split + i == 0;
+            o = first ? values[i] : fold_sum(g, o, values[i]);
+            l = first ? next_l : fold_sum(g, l, next_l);
+        }
+    }
+    size_t at = result_at(&c, k, query);
+    if (threadIdx.x < c.dim)
+        c.out[at * c.dim + threadIdx.x] = finish(o, l);
+    if (threadIdx.x == 0 && c.lse != NULL)
+        c.lse[at] = log_sum(m, l);
+}
+
+} /* namespace */
+
+void attend_run_merge(struct cuda_backend *b, const struct attend_call *c, uint32_t max_queries)
+{
+    struct attend_call part = *c;
+    for (uint32_t n; part.n_tasks > 0; part.tasks += n, part.n_tasks -= n) {
+        n = part.n_tasks < 65535 ? part.n_tasks : 65535; /* grids are no higher */
+        dim3 grid(max_queries, n);
+        if (attend_padded_dim(c->dim) == 64)
+            merge_kernel<64><<<grid, 64, 0, b->stream>>>(part);
+        else if (attend_padded_dim(c->dim) == 128)
+            merge_kernel<128><<<grid, 128, 0, b->stream>>>(part);
+        else
+            merge_kernel<256><<<grid, 256, 0, b->stream>>>(part);
+        cuda_launched(b, "attend (merge)");
+    }
+}

@@ -1,0 +1,250 @@
+/* What the attention kernels do alike: matrix instructions, pages into shared memory, folding.
+ *
+ * A tile of K or V in shared memory is CUDA_TILE rows of DP bf16 numbers; the 16-byte chunk c of row r
+ * lies at chunk c ^ (r & 7), so that ldmatrix meets no bank twice. Positions that do not exist are
+ * zeros: what lies in their place in a page may be NaN, and 0 * NaN is not 0. */
+#ifndef KERNELS_CUDA_ATTEND_MMA_H
+#define KERNELS_CUDA_ATTEND_MMA_H
+
+#include "kernels/cuda/attend.h"
+
+#define LOWEST (-1e30f) /* for -infinity as a greatest score: differences stay finite */
+
+/* ---- instructions ---- */
+
+__device__ static inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ static inline void load_matrices(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ static inline void load_matrices_turned(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* c[16][8] += a[16][16] b[16][8]. Lane 4g + t has c rows g and g + 8, columns 2t and 2t + 1. */
+__device__ static inline void multiply(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},"
+                 "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ static inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ static inline uint32_t pack(float x, float y)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+
+__device__ static inline void copy_16(uint32_t to, const void *from, bool exists)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16,%2;" ::"r"(to), "l"(from),
+                 "r"(exists ? 16 : 0)
+                 : "memory");
+}
+
+__device__ static inline void copy_4(uint32_t to, const void *from, bool exists)
+{
+    asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;" ::"r"(to), "l"(from),
+                 "r"(exists ? 4 : 0)
+                 : "memory");
+}
+
+__device__ static inline void copies_end_group(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int LEFT> __device__ static inline void copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* ---- positions of a task ---- */
+
+__device__ static inline const struct attend_task *find_task(const struct attend_call *c)
+{
+    uint32_t low = 0, high = c->n_tasks; /* tasks[low].item <= blockIdx.x < tasks[high].item */
+    while (high - low > 1) {
+        uint32_t mid = (low + high) / 2;
+        if (c->tasks[mid].item <= blockIdx.x)
+            low = mid;
+        else
+            high = mid;
+    }
+    return &c->tasks[low];
+}
+
+/* Walks the tiles of splits [split, n_splits) of a task. */
+struct cursor {
+    uint32_t split, pos, end; /* the tile begins at pos, its split ends at end */
+};
+
+__device__ static inline void cursor_enter(struct cursor *u, const struct attend_task *k)
+{
+    bool first = u->split < k->n_first;
+    uint32_t end = first ? k->first_end : k->end;
+    u->pos = first ? u->split * CUDA_SPLIT : k->begin + (u->split - k->n_first) * CUDA_SPLIT;
+    u->end = min(end, u->pos + CUDA_SPLIT);
+}
+
+__device__ static inline void cursor_step(struct cursor *u, const struct attend_task *k)
+{
+    u->pos += CUDA_TILE;
+    if (u->pos < u->end)
+        return;
+    u->split++;
+    cursor_enter(u, k);
+}
+
+/* ---- pages into shared memory ---- */
+
+/* Pages of one lane. A warp copies 16 rows of a tile, which lie in two halves of 8 in at most two
+ * pages. */
+struct lane_pages {
+    const uint8_t *hbm, *dram; /* the lane's page of block 0 */
+    const block_id *table;
+    size_t block_bytes;
+    uint32_t shift, dim;
+};
+
+__device__ static inline struct lane_pages lane_pages_of(const struct attend_call *c,
+                                                         const struct attend_task *k)
+{
+    struct cuda_lane place = c->lanes[k->head];
+    struct lane_pages p;
+    size_t at = place.index * c->page_bytes;
+    p.hbm = c->hbm[place.class_] + at;
+    p.dram = c->dram[place.class_] + at;
+    p.table = c->tables + k->table;
+    p.block_bytes = c->block_bytes[place.class_];
+    p.shift = c->page_shift;
+    p.dim = c->dim;
+    return p;
+}
+
+/* Which pages this warp copies of the tile at pos: read a tile ahead, to hide the latency. Entries of
+ * positions from end on are not touched. */
+__device__ static inline void find_pages(const struct lane_pages *p, uint32_t pos, uint32_t end,
+                                         block_id pages[2])
+{
+    uint32_t at = pos + threadIdx.x / 32 * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+        pages[i] = at + i * 8 < end ? p->table[(at + i * 8) >> p->shift] : 0;
+}
+
+template <int DP> __device__ static inline uint32_t chunk_at(uint32_t row, uint32_t chunk)
+{
+    return row * (DP * 2) + ((chunk ^ (row & 7)) << 4);
+}
+
+/* Starts copying this warp's rows of the tile at pos. WHOLE: head_dim is DP. */
+template <int DP, bool WHOLE>
+__device__ static inline void copy_tile(const struct lane_pages *p, const block_id pages[2],
+                                        uint32_t pos, uint32_t end, uint32_t k_at, uint32_t v_at)
+{
+    constexpr uint32_t chunks = DP / 8, rows = 32 / chunks; /* rows of one instruction */
+    const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
+    const uint32_t in_page = (1u << p->shift) - 1, dim = WHOLE ? DP : p->dim;
+    const size_t v_part = (size_t)dim * 2 << p->shift;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        block_id b = pages[half];
+        const uint8_t *page =
+            (b & BLOCK_IN_DRAM ? p->dram : p->hbm) + (size_t)(b & ~BLOCK_IN_DRAM) * p->block_bytes;
+        if (WHOLE) {
+#pragma unroll
+            for (uint32_t i = 0; i < 8; i += rows) {
+                uint32_t r = first + half * 8 + i + lane / chunks, c = lane % chunks;
+                bool exists = pos + r < end;
+                const uint8_t *from = page + ((pos + r) & in_page) * (DP * 2) + c * 16;
+                copy_16(k_at + chunk_at<DP>(r, c), from, exists);
+                copy_16(v_at + chunk_at<DP>(r, c), from + v_part, exists);
+            }
+        } else {
+            for (uint32_t i = 0; i < 8 * DP / 2; i += 32) { /* pairs of numbers */
+                uint32_t r = first + half * 8 + (i + lane) / (DP / 2), x = (i + lane) % (DP / 2);
+                bool exists = pos + r < end && x * 2 < dim;
+                size_t from = exists ? ((pos + r) & in_page) * (size_t)dim * 2 + x * 4 : 0;
+                uint32_t to = chunk_at<DP>(r, x / 4) + x % 4 * 4;
+                copy_4(k_at + to, page + from, exists);
+                copy_4(v_at + to, page + v_part + from, exists);
+            }
+        }
+    }
+}
+
+/* ---- queries, partial results ---- */
+
+__device__ static inline const float *query_at(const struct attend_call *c,
+                                               const struct attend_task *k, uint32_t query)
+{
+    return c->q + (k->row + query / c->group) * c->q_stride +
+           (size_t)(k->head * c->group + query % c->group) * c->dim;
+}
+
+/* Number of a query's head of its row among all heads of all rows. */
+__device__ static inline size_t result_at(const struct attend_call *c, const struct attend_task *k,
+                                          uint32_t query)
+{
+    return (size_t)(k->row + query / c->group) * c->heads + k->head * c->group + query % c->group;
+}
+
+/* Positions from here on a query does not see, in a split that is of [0, first_end) or not. */
+__device__ static inline uint32_t query_limit(const struct attend_call *c,
+                                              const struct attend_task *k, uint32_t query,
+                                              bool first)
+{
+    return first ? k->first_end : k->pos + min(query / c->group, k->n_rows - 1) + 1;
+}
+
+/* Weights of what was folded so far and of the next split. */
+struct fold {
+    float m, so_far, next;
+};
+
+__device__ static inline struct fold fold_of(float m, float next_m)
+{
+    struct fold f;
+    f.m = fmaxf(m, next_m);
+    f.so_far = exp2_fast(m - f.m);
+    f.next = exp2_fast(next_m - f.m);
+    return f;
+}
+
+__device__ static inline float fold_sum(struct fold f, float sum, float next)
+{
+    return __fmaf_rn(sum, f.so_far, __fmul_rn(next, f.next));
+}
+
+__device__ static inline float finish(float sum, float l)
+{
+    return __fdividef(sum, l);
+}
+
+__device__ static inline float log_sum(float m, float l)
+{
+    return 0.69314718056f * (m + log2f(l));
+}
+
+#endif
