@@ -1,0 +1,216 @@
+/* Append and attend of the CUDA backend against the CPU's, and against themselves: a row's result does
+ * not depend on its batch, on how the prompt was cut, or on which kernel computed it, bit for bit. */
+#include "tests/cuda/attend_world.h"
+
+static struct backend *cpu, *gpu;
+
+/* Relative distance from the CPU of the outputs of these rows; lse: the greatest difference. */
+struct error {
+    double out, lse;
+};
+
+static struct error compare(struct world *w, const struct piece *p, uint32_t n)
+{
+    struct error worst = {0, 0};
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t first = w->seqs[p[i].seq].first_row + p[i].from;
+        float *a = fetch(&w->gpu, w->gpu.out, w->out_width, first, p[i].n);
+        float *b = fetch(&w->cpu, w->cpu.out, w->out_width, first, p[i].n);
+        float *la = fetch(&w->gpu, w->gpu.lse, w->heads, first, p[i].n);
+        float *lb = fetch(&w->cpu, w->cpu.lse, w->heads, first, p[i].n);
+        double d = distance(a, b, p[i].n * w->out_width);
+        worst.out = d <= worst.out ? worst.out : d; /* NaN stays */
+        for (size_t j = 0; j < (size_t)p[i].n * w->heads; j++) {
+            d = fabs((double)la[j] - (double)lb[j]);
+            worst.lse = d <= worst.lse ? worst.lse : d;
+        }
+        mem_free(a);
+        mem_free(b);
+        mem_free(la);
+        mem_free(lb);
+    }
+    return worst;
+}
+
+static bool good(struct error e)
+{
+    return e.out <= 5e-3 && e.lse <= 2e-2;
+}
+
+static void check_append(struct world *w, const char *name)
+{
+    double worst = 0;
+    append_all(w, &w->cpu, 333);
+    append_all(w, &w->gpu, 190);
+    for (uint32_t i = 0; i < w->n_seqs; i++) {
+        float *a = fetch(&w->gpu, w->gpu.qkv, w->width, w->seqs[i].first_row, w->seqs[i].len);
+        float *b = fetch(&w->cpu, w->cpu.qkv, w->width, w->seqs[i].first_row, w->seqs[i].len);
+        for (uint32_t r = 0; r < w->seqs[i].len; r++) {
+            double d = distance(a + r * w->width, b + r * w->width, w->out_width);
+            worst = d <= worst ? worst : d;
+        }
+        mem_free(a);
+        mem_free(b);
+    }
+    if (!ok(worst <= 1e-6, "%s: q is rotated as the CPU rotates it", name))
+        printf("#   off by %g\n", worst);
+}
+
+static struct error run_both(struct world *w, const struct piece *p, uint32_t n)
+{
+    poison_results(w, &w->gpu);
+    poison_results(w, &w->cpu);
+    attend(w, &w->cpu, p, n, true);
+    attend(w, &w->gpu, p, n, true);
+    return compare(w, p, n);
+}
+
+/* The same rows, cut otherwise and in other company, against `want` of row `first` on. */
+static bool same_bits(struct world *w, struct piece p, const float *out, const float *lse)
+{
+    uint32_t first = w->seqs[p.seq].first_row + p.from;
+    float *a = fetch(&w->gpu, w->gpu.out, w->out_width, first, p.n);
+    float *b = fetch(&w->gpu, w->gpu.lse, w->heads, first, p.n);
+    bool same = memcmp(a, out, p.n * w->out_width * 4) == 0 &&
+                memcmp(b, lse, (size_t)p.n * w->heads * 4) == 0;
+    for (size_t i = 0, said = 0; !same && i < p.n * w->out_width && said < 2; i++)
+        if (a[i] != out[i] && ++said)
+            printf("#   row %zu number %zu: %.9g, was %.9g\n", p.from + i / w->out_width,
+                   i % w->out_width, (double)a[i], (double)out[i]);
+    mem_free(a);
+    mem_free(b);
+    return same;
+}
+
+static void check_same(struct world *w, const struct piece *p, uint32_t n, const char *name)
+{
+    bool alone = true, cut = true;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t first = w->seqs[p[i].seq].first_row + p[i].from;
+        float *out = fetch(&w->gpu, w->gpu.out, w->out_width, first, p[i].n);
+        float *lse = fetch(&w->gpu, w->gpu.lse, w->heads, first, p[i].n);
+        for (uint32_t r = 0; r < p[i].n; r += 1 + r / 2) {
+            struct piece one = {p[i].seq, p[i].from + r, 1};
+            poison_results(w, &w->gpu);
+            attend(w, &w->gpu, &one, 1, true);
+            alone = same_bits(w, one, out + r * w->out_width, lse + (size_t)r * w->heads) && alone;
+        }
+        struct piece parts[64];
+        uint32_t m = 0;
+        for (uint32_t r = 0, take = 1; r < p[i].n; r += take, m++) {
+            take = p[i].n - r < m * 19 + 3 ? p[i].n - r : m * 19 + 3;
+            parts[m] = (struct piece){p[i].seq, p[i].from + r, take};
+        }
+        poison_results(w, &w->gpu);
+        attend(w, &w->gpu, parts, m, true);
+        cut = same_bits(w, p[i], out, lse) && cut;
+        mem_free(out);
+        mem_free(lse);
+        attend(w, &w->gpu, p, n, true); /* the next piece's results again */
+    }
+    ok(alone, "%s: a row alone has the same bits as in its batch", name);
+    ok(cut, "%s: and so do rows that are cut otherwise", name);
+}
+
+static void check_shape(struct shape s, const char *name)
+{
+    const uint32_t lens[] = {700, 3000, 1, 130, 65};
+    struct world *w = open_world(cpu, gpu, s, lens, ARRAY_LEN(lens));
+    const struct piece mixed[] = {{0, 37, 301}, {1, 2999, 1}, {2, 0, 1}, {3, 0, 130}, {4, 64, 1}};
+    const struct piece decode[] = {{0, 699, 1}, {1, 1024, 1}, {1, 1023, 1},
+                                   {2, 0, 1},   {3, 127, 1},  {4, 63, 1}};
+    const struct piece late[] = {{1, 2000, 517}, {0, 690, 10}, {3, 126, 3}};
+    check_append(w, name);
+    struct error e = run_both(w, mixed, ARRAY_LEN(mixed));
+    ok(good(e), "%s: prefill and decode as on the CPU (%.2g, lse %.2g)", name, e.out, e.lse);
+    check_same(w, mixed, ARRAY_LEN(mixed), name);
+    e = run_both(w, decode, ARRAY_LEN(decode));
+    ok(good(e), "%s: decode as on the CPU (%.2g, lse %.2g)", name, e.out, e.lse);
+    e = run_both(w, late, ARRAY_LEN(late));
+    ok(good(e), "%s: a chunk late in its prompt as on the CPU (%.2g, lse %.2g)", name, e.out,
+       e.lse);
+    check_same(w, late, ARRAY_LEN(late), name);
+    close_world(w);
+}
+
+static void check_long(void)
+{
+    const struct shape s = {.rows = 16,
+                            .dim = 128,
+                            .kv_heads = 3,
+                            .group = 4,
+                            .sinks = 16,
+                            .recent = 256,
+                            .classes = true,
+                            .q_size = 1.7f};
+    const uint32_t lens[] = {9001, 5000};
+    struct world *w = open_world(cpu, gpu, s, lens, ARRAY_LEN(lens));
+    struct piece decode[14], whole[] = {{1, 0, 5000}}, chunk[] = {{0, 8200, 700}, {1, 4999, 1}};
+    uint32_t at[] = {0, 1, 62, 63, 64, 65, 1022, 1023, 1024, 2047, 2048, 4095, 8191, 9000};
+    check_append(w, "9001 rows");
+    for (uint32_t i = 0; i < ARRAY_LEN(at); i++)
+        decode[i] = (struct piece){0, at[i], 1};
+    struct error e = run_both(w, decode, ARRAY_LEN(at));
+    ok(good(e), "decode at 1 to 9001 rows as on the CPU (%.2g, lse %.2g)", e.out, e.lse);
+    e = run_both(w, chunk, ARRAY_LEN(chunk));
+    ok(good(e), "a chunk behind 8200 rows as on the CPU (%.2g, lse %.2g)", e.out, e.lse);
+    check_same(w, chunk, ARRAY_LEN(chunk), "behind 8200 rows");
+    e = run_both(w, whole, 1);
+    ok(good(e), "a prompt of 5000 rows as on the CPU (%.2g, lse %.2g)", e.out, e.lse);
+    check_same(w, whole, 1, "5000 rows");
+    close_world(w);
+}
+
+static void plans_are_an_error_with_a_text(void)
+{
+    const uint32_t len = 3;
+    struct shape s = {.rows = 8, .dim = 64, .kv_heads = 1, .group = 1, .q_size = 1};
+    struct world *w = open_world(cpu, gpu, s, &len, 1);
+    struct attend_plans plans = {.n_rows = 1};
+    struct batch_seq b = batch_of(w, (struct piece){0, 2, 1});
+    gpu->ops->attend(gpu, &(struct attend_args){.kv = &w->gpu.kv,
+                                                .layer = LAYER,
+                                                .heads = 1,
+                                                .seqs = &b,
+                                                .n_seqs = 1,
+                                                .scale = 1,
+                                                .qkv = w->gpu.qkv,
+                                                .plans = &plans,
+                                                .n_plans = 1,
+                                                .out = w->gpu.out});
+    ok(gpu->ops->sync(gpu) == ERR_DEVICE && strstr(err_text(), "plan") != NULL,
+       "plans are an error that says so");
+    ok(gpu->ops->sync(gpu) == OK, "which is gone then");
+    close_world(w);
+}
+
+static const struct {
+    const char *name;
+    struct shape s;
+} shapes[] = {
+    {"R 16 d 128 group 4", {16, 128, 2, 4, 16, 128, false, 1.5f}},
+    {"R 8 d 128 group 5, classes", {8, 128, 4, 5, 4, 64, true, 2}},
+    {"R 32 d 64 group 8, classes", {32, 64, 3, 8, 16, 192, true, 2}},
+    {"R 16 d 64 group 1, classes", {16, 64, 5, 1, 100, 256, true, 1}},
+    {"R 32 d 128 group 16", {32, 128, 1, 16, 0, 64, false, 1.5f}},
+    {"R 8 d 256 group 2, classes", {8, 256, 3, 2, 64, 128, true, 1.5f}},
+    {"R 16 d 80 group 3, classes", {16, 80, 3, 3, 16, 128, true, 1.5f}},
+    {"R 8 d 6 group 7", {8, 6, 1, 7, 0, 64, false, 1.5f}},
+    {"R 32 d 200 group 9, classes", {32, 200, 3, 9, 4, 200, true, 1}},
+};
+
+int main(void)
+{
+    struct cpu_options o = {.isa = "auto"};
+    CHECK(cpu_backend_open(&cpu, &o) == OK);
+    if (spind_cuda_open(&gpu, 0) != OK)
+        tap_skip_all(err_text());
+    printf("# %s\n", gpu->ops->describe(gpu));
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        check_shape(shapes[i].s, shapes[i].name);
+    check_long();
+    plans_are_an_error_with_a_text();
+    gpu->ops->close(gpu);
+    cpu->ops->close(cpu);
+    return tap_done();
+}
