@@ -36,11 +36,6 @@ struct plan {
     uint32_t partials;
 };
 
-uint32_t splits_of(uint32_t positions)
-{
-    return (positions + CUDA_SPLIT - 1) / CUDA_SPLIT;
-}
-
 /* Where the recent rows of a STREAM lane begin for the row at pos; 0: it attends everything. */
 uint32_t window_begin(const struct kv_geometry *g, uint32_t pos)
 {
@@ -86,8 +81,8 @@ bool add_task(struct plan *p, const struct batch_seq *q, uint32_t head, uint32_t
         k->begin = window_begin(g, k->pos);
         k->first_end = k->begin > 0 ? g->stream_sinks : 0;
     }
-    k->n_first = splits_of(k->first_end);
-    k->n_splits = k->n_first + splits_of(k->end - k->begin);
+    k->n_first = attend_splits(k->first_end);
+    k->n_splits = k->n_first + attend_splits(k->end - k->begin);
     return true;
 }
 
@@ -324,7 +319,12 @@ const struct cuda_lane *attend_lanes(struct cuda_backend *b, const struct kv_mem
 
 status cuda_attend_open(struct cuda_backend *b)
 {
+    int major = 0;
     b->attend = (struct cuda_attend *)mem_alloc(sizeof *b->attend);
+    if (!cuda_ok(b, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, b->device),
+                 "attend: the device"))
+        return err(ERR_DEVICE, "%s", b->text);
+    b->attend->overlaps = major >= 9;
     return OK;
 }
 

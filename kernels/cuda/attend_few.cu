@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
     constexpr int stages = few<DP>::STAGES, tile_bytes = few<DP>::TILE_BYTES;
     const struct attend_task task = *find_task(&c), *k = &task;
     const struct lane_pages pages = lane_pages_of(&c, k);
-    struct cursor u = {blockIdx.x - k->item, 0, 0};
+    struct cursor u = {k->n_splits - 1 - (blockIdx.x - k->item), 0, 0}; /* long splits first */
     cursor_enter(&u, k);
     const uint32_t at = shared_address(ring), lane = threadIdx.x % 32;
     const uint32_t n_tiles = (u.end - u.pos + CUDA_TILE - 1) / CUDA_TILE;
@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
     float o[DP / 32][4] = {};
     struct few_state st = {{LOWEST, LOWEST}, {}};
 
+    allow_next_kernel();
     for (uint32_t i = 0; i < n_tiles; i++) {
         uint32_t pos = u.pos + i * CUDA_TILE, k_at = at + i % stages * tile_bytes * 2;
         uint32_t next = i + stages - 1, to = at + next % stages * tile_bytes * 2;

@@ -240,6 +240,7 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     struct sums<DP> sum;
     clear(&sum);
 
+    allow_next_kernel();
     for (uint32_t turn = 0; u.split < end_of_item; turn ^= 1) {
         uint32_t k_at = ring + turn * tile_bytes * 2, to = ring + (turn ^ 1) * tile_bytes * 2;
         copies_wait<0>();

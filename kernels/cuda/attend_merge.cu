@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struc
     const float *part = c.part_o + ((size_t)k->partial + query) * DP + threadIdx.x;
     const float2 *ml = c.part_ml + k->partial + query;
     float m = LOWEST, l = 0, o = 0;
+    wait_for_kernel_before();
     for (uint32_t split = 0; split < k->n_splits; split += AT_ONCE) {
         uint32_t left = min(k->n_splits - split, (uint32_t)AT_ONCE);
         float values[AT_ONCE];
@@ -56,20 +57,35 @@ __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struc
         c.lse[at] = log_sum(m, l);
 }
 
+/* Launched while the kernel before it still runs, as far as the device knows how. */
+template <int DP>
+void launch(struct cuda_backend *b, const struct attend_call *c, uint32_t max_queries)
+{
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t how = {};
+    how.gridDim = dim3(max_queries, c->n_tasks);
+    how.blockDim = dim3(DP);
+    how.stream = b->stream;
+    how.attrs = &early;
+    how.numAttrs = b->attend->overlaps ? 1 : 0;
+    cuda_ok(b, cudaLaunchKernelEx(&how, merge_kernel<DP>, *c), "attend (merge)");
+}
+
 } /* namespace */
 
 void attend_run_merge(struct cuda_backend *b, const struct attend_call *c, uint32_t max_queries)
 {
     struct attend_call part = *c;
-    for (uint32_t n; part.n_tasks > 0; part.tasks += n, part.n_tasks -= n) {
-        n = part.n_tasks < 65535 ? part.n_tasks : 65535; /* grids are no higher */
-        dim3 grid(max_queries, n);
+    for (uint32_t left = c->n_tasks; left > 0; left -= part.n_tasks) {
+        part.tasks = c->tasks + (c->n_tasks - left);
+        part.n_tasks = left < 65535 ? left : 65535; /* grids are no higher */
         if (attend_padded_dim(c->dim) == 64)
-            merge_kernel<64><<<grid, 64, 0, b->stream>>>(part);
+            launch<64>(b, &part, max_queries);
         else if (attend_padded_dim(c->dim) == 128)
-            merge_kernel<128><<<grid, 128, 0, b->stream>>>(part);
+            launch<128>(b, &part, max_queries);
         else
-            merge_kernel<256><<<grid, 256, 0, b->stream>>>(part);
-        cuda_launched(b, "attend (merge)");
+            launch<256>(b, &part, max_queries);
     }
 }

@@ -79,18 +79,36 @@ template <int LEFT> __device__ static inline void copies_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+/* The merge may be launched once all CTAs are here; it waits for their results by itself. */
+__device__ static inline void allow_next_kernel(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ static inline void wait_for_kernel_before(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* ---- positions of a task ---- */
 
+/* The task this CTA works for: the last one whose first CTA is not behind it. All threads look at
+ * once, since every look is a trip to L2. */
 __device__ static inline const struct attend_task *find_task(const struct attend_call *c)
 {
-    uint32_t low = 0, high = c->n_tasks; /* tasks[low].item <= blockIdx.x < tasks[high].item */
-    while (high - low > 1) {
-        uint32_t mid = (low + high) / 2;
-        if (c->tasks[mid].item <= blockIdx.x)
-            low = mid;
-        else
-            high = mid;
-    }
+    uint32_t low = 0, n = c->n_tasks, step;
+    do {
+        step = (n + CUDA_THREADS - 1) / CUDA_THREADS;
+        uint32_t i = threadIdx.x * step;
+        int before = __syncthreads_count(i < n && c->tasks[low + i].item <= blockIdx.x);
+        uint32_t passed = (uint32_t)(before - 1) * step;
+        low += passed;
+        n = min(step, n - passed);
+    } while (step > 1);
     return &c->tasks[low];
 }
 
@@ -102,9 +120,9 @@ struct cursor {
 __device__ static inline void cursor_enter(struct cursor *u, const struct attend_task *k)
 {
     bool first = u->split < k->n_first;
-    uint32_t end = first ? k->first_end : k->end;
-    u->pos = first ? u->split * CUDA_SPLIT : k->begin + (u->split - k->n_first) * CUDA_SPLIT;
-    u->end = min(end, u->pos + CUDA_SPLIT);
+    uint32_t begin = first ? 0 : k->begin, split = first ? u->split : u->split - k->n_first;
+    u->pos = begin + attend_split_begin(split);
+    u->end = min(first ? k->first_end : k->end, begin + attend_split_begin(split + 1));
 }
 
 __device__ static inline void cursor_step(struct cursor *u, const struct attend_task *k)

@@ -130,6 +130,11 @@ static void check_shape(struct shape s, const char *name)
     ok(good(e), "%s: a chunk late in its prompt as on the CPU (%.2g, lse %.2g)", name, e.out,
        e.lse);
     check_same(w, late, ARRAY_LEN(late), name);
+    for (uint32_t i = 0; i < w->n_seqs; i++)
+        spill(w, &w->seqs[i]);
+    e = run_both(w, late, ARRAY_LEN(late));
+    ok(good(e), "%s: blocks of the other arena are read there (%.2g, lse %.2g)", name, e.out,
+       e.lse);
     close_world(w);
 }
 

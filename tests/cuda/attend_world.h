@@ -154,6 +154,9 @@ static void close_side(struct world *w, struct side *d, size_t max)
     d->be->ops->free(d->be, d->qkv, w->n_rows * w->width * 4);
     d->be->ops->free(d->be, d->out, w->n_rows * w->out_width * 4);
     d->be->ops->free(d->be, d->lse, (size_t)w->n_rows * w->heads * 4);
+    if (d->kv.dram[LANE_SPARSE] != NULL)
+        d->be->ops->free(d->be, d->kv.dram[LANE_SPARSE],
+                         w->n_blocks * w->geo.block_bytes[LANE_SPARSE]);
     for (int c = 0; c < LANE_CLASSES; c++)
         if (d->kv.hbm[c] != NULL)
             d->be->ops->free(d->be, d->kv.hbm[c], w->n_blocks * w->geo.block_bytes[c]);
@@ -250,6 +253,30 @@ static void append_all(struct world *w, struct side *d, uint32_t chunk)
                                                         .qkv = d->qkv});
     }
     CHECK(d->be->ops->sync(d->be) == OK);
+}
+
+/* Every third SPARSE block of a sequence moves to the other arena; NaN stays in its place. */
+static void spill(struct world *w, struct seq *q)
+{
+    size_t bytes = w->geo.block_bytes[LANE_SPARSE];
+    struct side *sides[] = {&w->cpu, &w->gpu};
+    uint8_t *nan = mem_alloc(bytes);
+    memset(nan, 0xff, bytes);
+    for (size_t i = 0; i < ARRAY_LEN(sides); i++) {
+        struct side *d = sides[i];
+        uint8_t *hbm = d->kv.hbm[LANE_SPARSE], *dram = d->kv.dram[LANE_SPARSE];
+        if (dram == NULL)
+            d->kv.dram[LANE_SPARSE] = dram = put_nan(d->be, w->n_blocks * bytes);
+        for (uint32_t k = 1; k < q->len / w->s.rows; k += 3) {
+            size_t at = (q->blocks[LANE_SPARSE][k] & ~BLOCK_IN_DRAM) * bytes;
+            d->be->ops->copy(d->be, dram + at, hbm + at, bytes);
+            d->be->ops->copy(d->be, hbm + at, nan, bytes);
+        }
+        CHECK(d->be->ops->sync(d->be) == OK);
+    }
+    for (uint32_t k = 1; k < q->len / w->s.rows; k += 3)
+        q->blocks[LANE_SPARSE][k] |= BLOCK_IN_DRAM;
+    mem_free(nan);
 }
 
 static void attend(struct world *w, struct side *d, const struct piece *p, uint32_t n, bool lse)
