@@ -36,6 +36,11 @@ struct plan {
     uint32_t partials;
 };
 
+uint32_t splits_of(uint32_t positions)
+{
+    return (positions + CUDA_SPLIT - 1) / CUDA_SPLIT;
+}
+
 /* Where the recent rows of a STREAM lane begin for the row at pos; 0: it attends everything. */
 uint32_t window_begin(const struct kv_geometry *g, uint32_t pos)
 {
@@ -81,8 +86,8 @@ bool add_task(struct plan *p, const struct batch_seq *q, uint32_t head, uint32_t
         k->begin = window_begin(g, k->pos);
         k->first_end = k->begin > 0 ? g->stream_sinks : 0;
     }
-    k->n_first = attend_splits(k->first_end);
-    k->n_splits = k->n_first + attend_splits(k->end - k->begin);
+    k->n_first = splits_of(k->first_end);
+    k->n_splits = k->n_first + splits_of(k->end - k->begin);
     return true;
 }
 
@@ -167,7 +172,7 @@ uint32_t choose_per_item(const struct plan *p)
     }
     size_t items = (size_t)p->b->sms * ITEMS_PER_SM;
     size_t bytes = partials * attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
-    if (bytes >> 20 > MAX_PARTIAL)
+    if (bytes >> 20 > MAX_PARTIAL || p->many.n * 2 >= items)
         return (uint32_t)(most > 0 ? most : 1);
     return (uint32_t)((splits + items - 1) / items > 0 ? (splits + items - 1) / items : 1);
 }

@@ -1,10 +1,8 @@
 /* What append.cu and the files of attention share.
  *
  * A task is some rows of one sequence for one KV head: its queries are (row, head of the group), number
- * row * group + head, and they meet the same keys. What a task attends is cut into splits (the first
- * 8192 positions into short ones, that a short context may have many SMs; then into long ones, that a
- * long one has few partial results), and each split into tiles of CUDA_TILE positions. The order of
- * sums is fixed by position:
+ * row * group + head, and they meet the same keys. What a task attends is cut into splits of CUDA_SPLIT
+ * positions, and each split into tiles of CUDA_TILE positions. The order of sums is fixed by position:
  *   - scores: 16 dimensions per matrix instruction, from 0 up;
  *   - online softmax and values: tile by tile; a split begins with nothing;
  *   - splits are folded from the first to the last.
@@ -18,9 +16,7 @@
 
 enum {
     CUDA_TILE = 64,     /* positions of a step of the online softmax */
-    CUDA_SHORT = 256,   /* positions of a short split, ... */
-    CUDA_LONG = 1024,   /* of a long one: multiples of CUDA_TILE */
-    CUDA_SHORTS = 32,   /* so many splits are short */
+    CUDA_SPLIT = 1024,  /* a multiple of CUDA_TILE */
     CUDA_THREADS = 128, /* of a CTA: 4 warps */
     CUDA_FEW = 16,      /* queries of a FEW task at most: rows of one matrix instruction */
     CUDA_MANY = 128,    /* of a MANY task, head_dim <= 128 */
@@ -38,19 +34,6 @@ struct append_place {
     uint32_t row, pos;             /* of the batch; position in its sequence */
     block_id blocks[LANE_CLASSES]; /* its blocks, where the class is used */
 };
-
-/* Splits of a stretch of so many positions, and where in it a split begins. */
-static inline __host__ __device__ uint32_t attend_splits(uint32_t positions)
-{
-    if (positions <= CUDA_SHORT * CUDA_SHORTS)
-        return (positions + CUDA_SHORT - 1) / CUDA_SHORT;
-    return CUDA_SHORTS + (positions - CUDA_SHORT * CUDA_SHORTS + CUDA_LONG - 1) / CUDA_LONG;
-}
-static inline __host__ __device__ uint32_t attend_split_begin(uint32_t split)
-{
-    return split <= CUDA_SHORTS ? split * CUDA_SHORT
-                                : CUDA_SHORT * CUDA_SHORTS + (split - CUDA_SHORTS) * CUDA_LONG;
-}
 
 struct attend_task {
     uint32_t table;                 /* its block table begins at this entry of all tables */

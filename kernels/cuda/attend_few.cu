@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
     constexpr int stages = few<DP>::STAGES, tile_bytes = few<DP>::TILE_BYTES;
     const struct attend_task task = *find_task(&c), *k = &task;
     const struct lane_pages pages = lane_pages_of(&c, k);
-    struct cursor u = {k->n_splits - 1 - (blockIdx.x - k->item), 0, 0}; /* long splits first */
+    struct cursor u = {blockIdx.x - k->item, 0, 0};
     cursor_enter(&u, k);
     const uint32_t at = shared_address(ring), lane = threadIdx.x % 32;
     const uint32_t n_tiles = (u.end - u.pos + CUDA_TILE - 1) / CUDA_TILE;

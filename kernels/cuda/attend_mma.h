@@ -121,8 +121,8 @@ __device__ static inline void cursor_enter(struct cursor *u, const struct attend
 {
     bool first = u->split < k->n_first;
     uint32_t begin = first ? 0 : k->begin, split = first ? u->split : u->split - k->n_first;
-    u->pos = begin + attend_split_begin(split);
-    u->end = min(first ? k->first_end : k->end, begin + attend_split_begin(split + 1));
+    u->pos = begin + split * CUDA_SPLIT;
+    u->end = min(first ? k->first_end : k->end, u->pos + CUDA_SPLIT);
 }
 
 __device__ static inline void cursor_step(struct cursor *u, const struct attend_task *k)
