@@ -158,7 +158,7 @@ CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
              -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
              -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
-CUDA_TESTS := $(call tests-of,cuda)
+CUDA_TESTS := $(filter-out %/bench_%,$(call tests-of,cuda))
 $(B)/nvcc-flags: force
 	@mkdir -p $(@D)
 	@command -v $(NVCC) > /dev/null || { echo 'spind: CUDA=1 needs nvcc of CUDA 13: put it on PATH, or name it: make CUDA=1 NVCC=...' >&2; exit 1; }
@@ -178,7 +178,7 @@ $(B)/libspind_cuda.so: $(CUDA_OBJ)
 .PHONY: cuda-tests test-cuda dist
 cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
-	+@$(CALL) tests/cuda/run
+	+@$(CALL) tests/cuda/run $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 
 # Everything that a machine without our packages needs to run the daemon, in one folder.
 dist: $(B)/spind $(if $(CUDA),$(B)/libspind_cuda.so)

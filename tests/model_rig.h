@@ -47,6 +47,7 @@ static inline void rig_open(struct rig *r, struct backend *be, struct model *m, 
                                   .kv_heads = s->kv_heads,
                                   .head_dim = s->head_dim,
                                   .page_bytes = (size_t)block_rows * s->head_dim * 4};
+    r->geo.n_lanes[LANE_SPARSE] = s->layers * s->kv_heads;
     r->geo.block_bytes[LANE_SPARSE] = r->geo.page_bytes * s->layers * s->kv_heads;
     r->blocks_per_seq = (positions + block_rows - 1) / block_rows;
     r->arena_bytes = r->geo.block_bytes[LANE_SPARSE] * r->blocks_per_seq * n_seqs;
