@@ -36,16 +36,18 @@ static status find_library(char path[PATH_BYTES])
     return OK;
 }
 
-static status load(const char *path, const struct cuda_api **out)
+/* NULL: err() has said why. */
+static const struct cuda_api *load(const char *path)
 {
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (object == NULL) {
         const char *why = dlerror();
         bool lacks_cuda = strstr(why, "libcublas") != NULL || strstr(why, "libcudart") != NULL;
-        return err(ERR_DEVICE, "CUDA backend: %.600s%s", why,
-                   lacks_cuda ? "; install CUDA 13's runtime libraries, or name their folder in "
-                                "LD_LIBRARY_PATH"
-                              : "");
+        err(ERR_DEVICE, "CUDA backend: %.600s%s", why,
+            lacks_cuda ? "; install CUDA 13's runtime libraries, or name their folder in "
+                         "LD_LIBRARY_PATH"
+                       : "");
+        return NULL;
     }
     const struct cuda_api *api = dlsym(object, SYMBOL);
     status st = OK;
@@ -63,20 +65,20 @@ static status load(const char *path, const struct cuda_api **out)
                  path, api->ops_bytes, sizeof(struct backend_ops));
     if (st != OK) {
         dlclose(object);
-        return st;
+        return NULL;
     }
-    *out = api;
-    return OK;
+    return api;
 }
 
 status cuda_load(struct backend **out, int device, const struct cpu_options *host)
 {
     static const struct cpu_options usual = {.isa = "auto"};
     char path[PATH_BYTES];
-    const struct cuda_api *api = NULL;
     struct backend *cpu;
     TRY(find_library(path));
-    TRY(load(path, &api));
+    const struct cuda_api *api = load(path);
+    if (api == NULL)
+        return ERR_DEVICE;
     TRY(cpu_backend_open(&cpu, host != NULL ? host : &usual));
     status st = api->open(out, device, cpu);
     if (st != OK)
