@@ -1,0 +1,51 @@
+/* What weight.cu, linear.cu and skinny.cu share: the form of a weight and the two ways to multiply.
+ *
+ * A weight is bf16, row-major, its rows padded with zeros to a multiple of 32 numbers: 16-byte loads
+ * are aligned, both operands of a tensor core instruction come from rows, and a stored embedding can be
+ * read row by row. Decoding to bf16 loses what the stored form had beyond 8 bits of mantissa. */
+#ifndef KERNELS_CUDA_LINEAR_H
+#define KERNELS_CUDA_LINEAR_H
+
+#include "kernels/cuda/cuda.h"
+
+enum { WEIGHT_PAD = 32, SKINNY_ROWS = 8 };
+
+struct weight {
+    uint32_t rows, cols, pitch; /* pitch: cols rounded up to WEIGHT_PAD */
+    size_t bytes;
+    __nv_bfloat16 *values; /* [rows][pitch], on the device */
+};
+
+/* How skinny.cu cuts a matrix. A warp takes 16 * tiles rows and one of the slices along the inputs;
+ * a block is 8 warps; `split` blocks (a cluster) share the slices of their rows. Sums depend on the slices
+ * alone, and those on the shape alone: so on neither `split` nor the number of rows. */
+struct skinny_plan {
+    uint8_t tiles;  /* 1 or 2; 2 for LINEAR_SWIGLU: gate rows, and the up rows that go with them */
+    uint8_t slices; /* 1, 2, 4 or 8 */
+    uint8_t split;  /* 1, 2, 4 or 8, at most slices */
+    uint8_t per_sm; /* blocks per multiprocessor: 1 or 2 */
+};
+
+/* linear.cu */
+struct cuda_linear {
+    void *x, *wide; /* scratch: bf16 [rows][pitch]; float [rows][gate and up] */
+    size_t x_bytes, wide_bytes;
+    void *pinned[2];         /* weight.cu: UPLOAD_BYTES each, allocated at the first upload */
+    cudaEvent_t uploaded[2]; /* the copy out of pinned[i] */
+    /* skinny.cu: clusters of 1, 2, 4 and 8 blocks that run at once, a block per multiprocessor; 0: the
+     * device has no clusters (before sm_90), nor launches that overlap */
+    uint32_t clusters[4];
+};
+/* Any number of rows, through cuBLAS. */
+void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a);
+
+/* weight.cu */
+void cuda_upload_close(struct cuda_backend *b);
+
+/* skinny.cu: at most SKINNY_ROWS rows. */
+status cuda_skinny_open(struct cuda_backend *b);
+struct skinny_plan cuda_skinny_plan(const struct cuda_backend *b, const struct linear_args *a);
+size_t cuda_skinny_shared(const struct linear_args *a, struct skinny_plan p); /* bytes per block */
+void cuda_skinny_run(struct cuda_backend *b, const struct linear_args *a, struct skinny_plan p);
+
+#endif

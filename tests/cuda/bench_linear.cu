@@ -1,0 +1,194 @@
+/* How near to the memory's speed do the linear layers of decode come, and when is cuBLAS faster?
+ *
+ * For every matrix of SmolLM2-135M and Llama-3.1-8B and 1, 2, 4 and 8 rows: the time of a call by the plan
+ * that cuda_skinny_plan chooses, by the best of all plans, and by cuBLAS with what it needs around it
+ * (gather, norm, rounding, SwiGLU), with the weights' bytes per second as a share of the 4275 GB/s that a
+ * copy reaches on an H200. Calls follow each other in a graph, each on a copy of the weights of its own, of
+ * more than twice the L2 cache in all. Usage: bench_linear [all: print every plan] */
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda_api.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+enum { REPEATS = 9 };
+static const double COPY_GBS = 4275;
+extern "C" const struct cuda_api spind_cuda_api;
+
+struct shape {
+    const char *name;
+    uint32_t rows, cols;
+    enum linear_out mode;
+    bool norm;
+};
+static const struct shape shapes[] = {
+    {"smol qkv", 960, 576, LINEAR_STORE, true},
+    {"smol o", 576, 576, LINEAR_ADD, false},
+    {"smol gate+up", 3072, 576, LINEAR_SWIGLU, true},
+    {"smol down", 576, 1536, LINEAR_ADD, false},
+    {"smol head", 49152, 576, LINEAR_STORE, true},
+    {"8B qkv", 6144, 4096, LINEAR_STORE, true},
+    {"8B o", 4096, 4096, LINEAR_ADD, false},
+    {"8B gate+up", 28672, 4096, LINEAR_SWIGLU, true},
+    {"8B down", 4096, 14336, LINEAR_ADD, false},
+    {"8B head", 128256, 4096, LINEAR_STORE, true},
+};
+
+static struct cuda_backend *b;
+
+static void must(bool good, const char *what)
+{
+    if (good && b->error == OK)
+        return;
+    fprintf(stderr, "%s: %s\n", what, b != NULL ? b->text : err_text());
+    exit(1);
+}
+
+__global__ static void fill_bf16(__nv_bfloat16 *p, size_t n)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t h = (uint32_t)i * 0x9e3779b1u ^ 0x85ebca6bu;
+    h = (h ^ h >> 15) * 0x2c1b3c6du;
+    if (i < n)
+        p[i] = __float2bfloat16((float)(int)(h ^ h >> 13) * 0x1p-34f);
+}
+
+__global__ static void fill_float(float *p, size_t n)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t h = (uint32_t)i * 0x9e3779b1u;
+    if (i < n)
+        p[i] = (float)(int)((h ^ h >> 15) * 0x2c1b3c6du) * 0x1p-31f;
+}
+
+static float *floats(size_t n)
+{
+    float *p = NULL;
+    must(cudaMalloc(&p, n * sizeof *p) == cudaSuccess, "cudaMalloc");
+    fill_float<<<(unsigned)((n + 255) / 256), 256>>>(p, n);
+    return p;
+}
+
+/* Copies of one matrix in one allocation. */
+static std::vector<struct weight> copies(const struct shape *s)
+{
+    size_t one = (size_t)s->rows * s->cols;
+    size_t n = std::max((size_t)4, (size_t)(256 << 20) / (one * 2) + 1);
+    __nv_bfloat16 *p = NULL;
+    must(cudaMalloc(&p, n * one * sizeof *p) == cudaSuccess, "cudaMalloc");
+    fill_bf16<<<(unsigned)((n * one + 255) / 256), 256>>>(p, n * one);
+    std::vector<struct weight> all;
+    for (size_t i = 0; i < n; i++)
+        all.push_back({s->rows, s->cols, s->cols, one * 2, p + i * one});
+    must(cudaDeviceSynchronize() == cudaSuccess, "fill");
+    return all;
+}
+
+/* Microseconds per call; plan NULL: cuBLAS. */
+static double time_calls(const std::vector<struct weight> &w, struct linear_args a,
+                         const struct skinny_plan *plan)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    for (int pass = 0; pass < 2; pass++) { /* the first makes room in scratch */
+        if (pass == 1)
+            must(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeGlobal) == cudaSuccess,
+                 "capture");
+        for (size_t i = 0; i < (pass == 0 ? 1 : w.size()); i++) {
+            a.w = &w[i];
+            if (plan != NULL)
+                cuda_skinny_run(b, &a, *plan);
+            else
+                cuda_linear_wide(b, &a);
+        }
+    }
+    must(cudaStreamEndCapture(b->stream, &graph) == cudaSuccess, "capture");
+    must(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess, "instantiate");
+    must(cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess, "events");
+    std::vector<float> ms(REPEATS);
+    for (int i = -1; i < REPEATS; i++) {
+        cudaEventRecord(begin, b->stream);
+        must(cudaGraphLaunch(exec, b->stream) == cudaSuccess, "launch");
+        cudaEventRecord(end, b->stream);
+        must(cudaEventSynchronize(end) == cudaSuccess, "run");
+        if (i >= 0)
+            cudaEventElapsedTime(&ms[(size_t)i], begin, end);
+    }
+    std::sort(ms.begin(), ms.end());
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    return ms[REPEATS / 2] * 1e3 / (double)w.size();
+}
+
+/* tiles/slices/split/per_sm; valid until the next call */
+static const char *plan_name(struct skinny_plan p)
+{
+    static char text[16];
+    snprintf(text, sizeof text, "%u/%u/%u/%u", p.tiles, p.slices, p.split, p.per_sm);
+    return text;
+}
+
+static void measure(const struct shape *s, bool all)
+{
+    enum { MAX_N = SKINNY_ROWS };
+    std::vector<struct weight> w = copies(s);
+    float *in = floats((size_t)MAX_N * s->cols), *gain = floats(s->cols);
+    float *out = floats((size_t)MAX_N * s->rows);
+    double bytes = (double)s->rows * s->cols * 2, floor_us = bytes / COPY_GBS * 1e-3;
+    for (uint32_t n = 1; n <= MAX_N; n *= 2) {
+        struct linear_args a = {};
+        a.w = &w[0];
+        a.in = in;
+        a.n_rows = n;
+        a.norm_gain = s->norm ? gain : NULL;
+        a.norm_eps = 1e-5f;
+        a.mode = s->mode;
+        a.out = out;
+        struct skinny_plan p = cuda_skinny_plan(b, &a), best = p, q = {};
+        double own = time_calls(w, a, &p), best_us = own, blas = time_calls(w, a, NULL);
+        for (int i = 0; i < 64; i++) { /* all there are */
+            q.tiles = (uint8_t)(1 + i % 2);
+            q.slices = (uint8_t)(1 << i / 2 % 4);
+            q.split = (uint8_t)(1 << i / 8 % 4);
+            q.per_sm = (uint8_t)(1 + i / 32);
+            if ((s->mode == LINEAR_SWIGLU && q.tiles == 1) || q.split > q.slices ||
+                cuda_skinny_shared(&a, q) > 110 << 10)
+                continue;
+            double us = time_calls(w, a, &q);
+            if (all)
+                printf("    %-12s n %u plan %s %7.2f us %5.1f %%\n", s->name, n, plan_name(q), us,
+                       100 * floor_us / us);
+            if (us < best_us)
+                best_us = us, best = q;
+        }
+        printf("%-12s n %u  floor %7.2f us | plan %s %7.2f us %5.1f %% | ", s->name, n, floor_us,
+               plan_name(p), own, 100 * floor_us / own);
+        printf("best %s %7.2f us %5.1f %% | cuBLAS %7.2f us %5.1f %%\n", plan_name(best), best_us,
+               100 * floor_us / best_us, blas, 100 * floor_us / blas);
+        fflush(stdout);
+    }
+    cudaFree(w[0].values);
+    cudaFree(in);
+    cudaFree(gain);
+    cudaFree(out);
+}
+
+int main(int argc, char **argv)
+{
+    struct cpu_options o = {};
+    o.isa = "auto";
+    struct backend *be = NULL, *host = NULL;
+    if (cpu_backend_open(&host, &o) != OK || spind_cuda_api.open(&be, 0, host) != OK) {
+        fprintf(stderr, "%s\n", err_text());
+        return 1;
+    }
+    b = (struct cuda_backend *)be;
+    printf("%s\n", be->ops->describe(be));
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        measure(&shapes[i], argc > 1 && strcmp(argv[1], "all") == 0);
+    be->ops->close(be);
+    return 0;
+}
