@@ -154,7 +154,7 @@ CUDA_HOME  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCHS ?= 80 89 90a
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o) $(B)/kernels/cuda/dtype.o
-CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h)
+CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h tests/cuda/*.cu)
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
              -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
              -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
@@ -175,7 +175,13 @@ $(B)/libspind_cuda.so: $(CUDA_OBJ)
 	$(call show,SO,$@)
 	$(Q)$(NVCC) -shared -cudart static $^ -lcublas -o $@ \
 	    -Xlinker --exclude-libs=ALL,--as-needed,-z,relro,-z,now,-rpath,'$$ORIGIN:/usr/local/cuda/lib64:$(CUDA_HOME)/lib64'
-.PHONY: cuda-tests test-cuda dist
+# Measures kernels inside the library, so it links them.
+$(B)/tests/cuda/bench_%: tests/cuda/bench_%.cu $(CUDA_OBJ) $(B)/libspind.a
+	@mkdir -p $(@D)
+	$(call show,NVCC,$@)
+	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(CUDA_OBJ) $(B)/libspind.a -lcublas -lpthread -lm -o $@
+.PHONY: cuda-tests cuda-benches test-cuda dist
+cuda-benches: $(patsubst tests/%.cu,$(B)/tests/%,$(wildcard tests/cuda/bench_*.cu))
 cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
 	+@$(CALL) tests/cuda/run $(CUDA_TESTS) $(B)/tests/unit/cuda_load

@@ -58,7 +58,7 @@ template <int TILES> struct partials {
 __device__ static inline uint4 load_weights(const __nv_bfloat16 *p)
 {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
@@ -538,14 +538,13 @@ struct skinny_plan cuda_skinny_plan(const struct cuda_backend *b, const struct l
     } else if (a->w->bytes < 8 << 20) { /* a block per multiprocessor at most: staging is all */
         p.split = inputs > 4096 ? 8 : inputs > 2048 ? 4 : 1;
     } else if (a->w->rows > 65536) { /* so long that also the start counts for little */
-        p = {.tiles = 2, .slices = 8, .split = 1, .per_sm = 1};
-        if (inputs > 16384)
-            p.split = p.per_sm = 2;
-    } else if (inputs > 14336) {
+        p.split = inputs > 16384 ? 2 : 1;
+    } else if (inputs > 28672 || (inputs > 14336 && cols < 8192)) {
         p.tiles = 2;
         p.split = 8;
+    } else if (inputs > 4096) {
+        p.split = pair ? 4 : 2;
     } else {
-        p.split = inputs > 4096 ? 2 : 1;
         p.per_sm = pair ? 1 : 2;
     }
     p.tiles = pair ? 2 : p.tiles;

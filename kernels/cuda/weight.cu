@@ -164,6 +164,7 @@ status cuda_weight_create(struct backend *be, const struct weight_desc *d, struc
     struct cuda_backend *b = (struct cuda_backend *)be;
     CHECK(d->n_parts >= 1 && d->n_parts <= ARRAY_LEN(d->parts));
     struct weight *w = (struct weight *)mem_alloc(sizeof *w);
+    (void)cuda_ok(b, cudaSetDevice(b->device), "weight_create"); /* may be a thread's first call */
     status st = check_parts(w, d);
     if (st == OK && !upload_open(b))
         st = ERR_MEMORY;

@@ -470,7 +470,8 @@ static void operations_wait_for_what_they_read(uint32_t n)
     }
     from_gpu(got, gx, (size_t)n * COLS * 4);
     double e = relative(got, x, (size_t)n * COLS, 0);
-    ok(e < 2e-2, "%u rows through 24 layers of gate, up and down agree (%.2g)", n, e);
+    /* Random layers amplify rounding: 2.4e-2 was seen. Inputs read too early would be off by about 1. */
+    ok(e < 0.1, "%u rows through 24 layers of gate, up and down agree (%.2g)", n, e);
     gpu->ops->free(gpu, gx, (size_t)n * COLS * 4);
     gpu->ops->free(gpu, gff, (size_t)n * FF * 4);
     gpu->ops->free(gpu, ggain, COLS * 4);
