@@ -1,8 +1,9 @@
 /* Weights on the device: decoding at load, and `embed`.
  *
  * The host decodes rows to float and rounds them to bf16 in pieces of UPLOAD_BYTES, on all its cores;
- * two pinned buffers take turns, so that a piece travels while the next is decoded. Bound by decoding:
- * a core makes some hundred MB/s. Threads live for one piece: starting them costs 1 % of it. */
+ * two pinned buffers take turns, so that a piece travels while the next is decoded. Bound by decoding,
+ * it is thought, not by PCIe: nobody has measured it yet. Threads live for one piece.
+ */
 #include "kernels/cuda/linear.h"
 
 #include <pthread.h>
