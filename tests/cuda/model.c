@@ -11,7 +11,8 @@
 
 enum { PROMPT = 300, DECODES = 64, SEQS = 16, R = 16, POSITIONS = 1024 };
 
-static const double MEAN_KL = 2e-3, SAME = 0.95;
+/* Behind random tokens many likely ones are close together, so rounding may swap the first two. */
+static const double MEAN_KL = 2e-3, SAME = 0.9;
 
 struct side {
     struct backend *be;
