@@ -17,7 +17,7 @@ namespace
 
 enum {
     WINDOW_STEP = 64,  /* a STREAM lane's window moves by so many positions */
-    ITEMS_PER_SM = 4,  /* CTAs of MANY tasks: two waves */
+    ITEMS_PER_SM = 4,  /* CTAs of a kernel: two waves of two */
     MAX_PARTIAL = 512, /* MiB of partial results; above, a MANY task is not shared by CTAs */
 };
 
@@ -140,8 +140,9 @@ bool add_tables(struct plan *p, const struct batch_seq *q, uint32_t tables[LANE_
     return true;
 }
 
-/* Gives every task its CTAs and its room for partial results. */
-void number_items(struct plan *p, struct tasks *t, uint32_t per_item)
+/* Gives every task its CTAs and its room for partial results. folds: a CTA that has all splits of a
+ * task folds them. */
+void number_items(struct plan *p, struct tasks *t, uint32_t per_item, bool folds)
 {
     for (uint32_t i = 0; i < t->n; i++) {
         struct attend_task *k = &t->list[i];
@@ -151,17 +152,27 @@ void number_items(struct plan *p, struct tasks *t, uint32_t per_item)
         k->item = t->n_items;
         k->partial = p->partials;
         t->n_items += items;
+        k->merged = (folds ? items : k->n_splits) > 1;
         if (k->n_splits > 1)
-            p->partials += items > 1 ? k->n_splits * queries : queries;
-        if (items == 1)
+            p->partials += k->merged ? k->n_splits * queries : queries;
+        if (!k->merged)
             continue;
         t->n_shared++;
         t->max_queries = queries > t->max_queries ? queries : t->max_queries;
     }
 }
 
-/* Splits of a MANY task that one CTA takes. */
-uint32_t choose_per_item(const struct plan *p)
+/* Splits of a FEW task that one CTA takes: few enough for all SMs to be at work to the end. */
+uint32_t few_per_item(const struct plan *p)
+{
+    size_t splits = 0, items = (size_t)p->b->sms * ITEMS_PER_SM;
+    for (uint32_t i = 0; i < p->few.n; i++)
+        splits += p->few.list[i].n_splits;
+    return (uint32_t)(splits > items ? (splits + items - 1) / items : 1);
+}
+
+/* Splits of a MANY task that one CTA takes: all, where there are tasks enough. */
+uint32_t many_per_item(const struct plan *p)
 {
     size_t splits = 0, partials = 0, most = 0;
     for (uint32_t i = 0; i < p->many.n; i++) {
@@ -174,7 +185,7 @@ uint32_t choose_per_item(const struct plan *p)
     size_t bytes = partials * attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
     if (bytes >> 20 > MAX_PARTIAL || p->many.n * 2 >= items)
         return (uint32_t)(most > 0 ? most : 1);
-    return (uint32_t)((splits + items - 1) / items > 0 ? (splits + items - 1) / items : 1);
+    return (uint32_t)(splits > items ? (splits + items - 1) / items : 1);
 }
 
 bool plan_call(struct plan *p)
@@ -186,8 +197,8 @@ bool plan_call(struct plan *p)
         if (!add_tables(p, &p->a->seqs[i], tables) || !add_seq(p, &p->a->seqs[i], tables))
             return false;
     }
-    number_items(p, &p->few, 1);
-    number_items(p, &p->many, choose_per_item(p));
+    number_items(p, &p->few, few_per_item(p), false);
+    number_items(p, &p->many, many_per_item(p), true);
     struct cuda_attend *t = p->b->attend;
     size_t floats = (size_t)p->partials * attend_padded_dim(p->a->kv->geo->head_dim);
     return cuda_reserve(p->b, &t->part_o, &t->part_o_bytes, floats * sizeof(float)) &&
@@ -330,6 +341,8 @@ status cuda_attend_open(struct cuda_backend *b)
                  "attend: the device"))
         return err(ERR_DEVICE, "%s", b->text);
     b->attend->overlaps = major >= 9;
+    attend_prepare_few();
+    attend_prepare_many();
     return OK;
 }
 

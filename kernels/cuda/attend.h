@@ -42,8 +42,10 @@ struct attend_task {
     uint32_t first_end, begin, end; /* attends [0, first_end), then [begin, end) causally */
     uint32_t n_first, n_splits;     /* splits of [0, first_end); of both */
     uint32_t item, per_item;        /* number of its first CTA; splits of a CTA */
-    uint32_t partial; /* first query's partial result: one per split, n_rows * group each; where one
-                         CTA runs all splits, one in all */
+    uint32_t partial; /* where its partial results begin, in rows of padded head_dim numbers: one
+                         per split, n_rows * group queries each; where one CTA folds all splits,
+                         one in all */
+    uint32_t merged;  /* the merge folds its splits */
 };
 
 /* Arguments of the kernels, by value. */
@@ -88,7 +90,9 @@ struct cuda_attend {
 /* Grows a host array that keeps its contents; sizes double. */
 void *attend_grow(void **p, size_t *have, size_t need);
 
-/* attend_few.cu, attend_many.cu, attend_merge.cu: launch. */
+/* attend_few.cu, attend_many.cu, attend_merge.cu. prepare: once for the current device. */
+void attend_prepare_few(void);
+void attend_prepare_many(void);
 void attend_run_few(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items);
 void attend_run_many(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items);
 void attend_run_merge(struct cuda_backend *b, const struct attend_call *c, uint32_t max_queries);

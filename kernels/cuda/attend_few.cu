@@ -1,4 +1,4 @@
-/* Attention of tasks with at most 16 queries (decode): a CTA runs one split of one task.
+/* Attention of tasks with at most 16 queries (decode): a CTA runs some splits of one task.
  *
  * Each of 4 warps copies 16 positions of a tile, scores them (16 queries by 16 positions), and sums a
  * quarter of the dimensions over all 64 positions; greatest scores and probabilities go through shared
@@ -126,7 +126,7 @@ __device__ void store(const struct attend_call *c, const struct attend_task *k, 
                       const struct few_state *st, float o[DP / 32][4])
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = k->n_rows * c->group;
-    bool whole = k->n_splits == 1;
+    const bool whole = !k->merged;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t query = lane / 4 + i * 8;
@@ -152,57 +152,72 @@ __device__ void store(const struct attend_call *c, const struct attend_task *k, 
     }
 }
 
+/* Copies of tiles to come: of splits up to end_split. */
+struct copies {
+    struct cursor ahead;
+    uint32_t end_split;
+    block_id pages[2]; /* of the tile at `ahead` */
+};
+
+template <int DP, bool WHOLE>
+__device__ void copy_next(const struct lane_pages *p, const struct attend_task *k, struct copies *n,
+                          uint32_t to)
+{
+    if (n->ahead.split < n->end_split) {
+        copy_tile<DP, WHOLE>(p, n->pages, n->ahead.pos, n->ahead.end, to, to + few<DP>::TILE_BYTES);
+        cursor_step(&n->ahead, k);
+        if (n->ahead.split < n->end_split)
+            find_pages(p, n->ahead.pos, n->ahead.end, n->pages);
+    }
+    copies_end_group();
+}
+
+/* Hides from the scores of this warp's positions what lies behind a query's row. */
+__device__ void hide(uint32_t pos, const uint32_t limit[2], float s[2][4])
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        if (pos + threadIdx.x / 32 * 16 + j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2 >=
+            limit[j / 2 % 2])
+            s[j / 4][j % 4] = -INFINITY;
+}
+
 template <int DP, bool WHOLE>
 __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
     few_kernel(const __grid_constant__ struct attend_call c)
 {
     extern __shared__ __align__(128) uint8_t ring[];
     __shared__ struct exchange x;
-    constexpr int stages = few<DP>::STAGES, tile_bytes = few<DP>::TILE_BYTES;
+    constexpr int stages = few<DP>::STAGES, stage_bytes = few<DP>::TILE_BYTES * 2;
     const struct attend_task task = *find_task(&c), *k = &task;
     const struct lane_pages pages = lane_pages_of(&c, k);
-    struct cursor u = {blockIdx.x - k->item, 0, 0};
+    struct cursor u = {(blockIdx.x - k->item) * k->per_item, 0, 0};
     cursor_enter(&u, k);
-    const uint32_t at = shared_address(ring), lane = threadIdx.x % 32;
-    const uint32_t n_tiles = (u.end - u.pos + CUDA_TILE - 1) / CUDA_TILE;
-    const bool first = u.split < k->n_first;
-
-    block_id ids[2];
-    find_pages(&pages, u.pos, u.end, ids);
+    const uint32_t at = shared_address(ring);
+    struct copies next = {u, min(k->n_splits, u.split + k->per_item), {}};
+    find_pages(&pages, u.pos, u.end, next.pages);
 #pragma unroll
-    for (uint32_t i = 0; i < stages - 1; i++) {
-        uint32_t pos = u.pos + i * CUDA_TILE, to = at + i * tile_bytes * 2;
-        if (i < n_tiles)
-            copy_tile<DP, WHOLE>(&pages, ids, pos, u.end, to, to + tile_bytes);
-        copies_end_group();
-        find_pages(&pages, pos + CUDA_TILE, u.end, ids);
-    }
-    uint32_t q[DP / 16][4], limit[2];
+    for (uint32_t i = 0; i < stages - 1; i++)
+        copy_next<DP, WHOLE>(&pages, k, &next, at + i * stage_bytes);
+    uint32_t q[DP / 16][4], causal[2];
     load_queries<DP>(&c, k, q);
     for (int i = 0; i < 2; i++)
-        limit[i] = query_limit(&c, k, lane / 4 + i * 8, first);
+        causal[i] = query_limit(&c, k, threadIdx.x % 32 / 4 + i * 8, false);
     float o[DP / 32][4] = {};
     struct few_state st = {{LOWEST, LOWEST}, {}};
 
     allow_next_kernel();
-    for (uint32_t i = 0; i < n_tiles; i++) {
-        uint32_t pos = u.pos + i * CUDA_TILE, k_at = at + i % stages * tile_bytes * 2;
-        uint32_t next = i + stages - 1, to = at + next % stages * tile_bytes * 2;
+    for (uint32_t i = 0; u.split < next.end_split; i++) {
+        uint32_t k_at = at + i % stages * stage_bytes;
+        bool first = u.split < k->n_first;
+        uint32_t limit[2] = {first ? k->first_end : causal[0], first ? k->first_end : causal[1]};
         copies_wait<stages - 2>();
         __syncthreads(); /* the tile is there, and nobody reads the one before it any more */
-        if (next < n_tiles)
-            copy_tile<DP, WHOLE>(&pages, ids, u.pos + next * CUDA_TILE, u.end, to, to + tile_bytes);
-        copies_end_group();
-        find_pages(&pages, u.pos + (next + 1) * CUDA_TILE, u.end, ids);
+        copy_next<DP, WHOLE>(&pages, k, &next, at + (i + stages - 1) % stages * stage_bytes);
         float s[2][4], alpha[2];
         score<DP>(q, k_at, s);
-        if (pos + CUDA_TILE > min(limit[0], limit[1]))
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                uint32_t p = pos + threadIdx.x / 32 * 16 + j / 4 * 8 + lane % 4 * 2 + j % 2;
-                if (p >= limit[j / 2 % 2])
-                    s[j / 4][j % 4] = -INFINITY;
-            }
+        if (u.pos + CUDA_TILE > min(limit[0], limit[1]))
+            hide(u.pos, limit, s);
         weigh(&c, &x, s, &st, alpha);
 #pragma unroll
         for (int j = 0; j < DP / 32 * 4; j++)
@@ -210,22 +225,32 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
 #pragma unroll
         for (int j = 0; j < 4; j++)
             st.l[j] *= alpha[j / 2];
-        sum_values<DP>(&x, k_at + tile_bytes, o, st.l);
+        sum_values<DP>(&x, k_at + few<DP>::TILE_BYTES, o, st.l);
+        uint32_t split = u.split;
+        cursor_step(&u, k);
+        if (u.split == split)
+            continue;
+        store<DP>(&c, k, split, &st, o);
+#pragma unroll
+        for (int j = 0; j < DP / 32 * 4; j++)
+            o[j / 4][j % 4] = 0;
+        st = {{LOWEST, LOWEST}, {}};
     }
-    store<DP>(&c, k, u.split, &st, o);
 }
 
 template <int DP, bool WHOLE>
 void launch(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items)
 {
-    const int bytes = few<DP>::BYTES;
-    if (!cuda_ok(b,
-                 cudaFuncSetAttribute(few_kernel<DP, WHOLE>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                 "attend: shared memory"))
-        return;
-    few_kernel<DP, WHOLE><<<n_items, CUDA_THREADS, bytes, b->stream>>>(*c);
+    few_kernel<DP, WHOLE><<<n_items, CUDA_THREADS, few<DP>::BYTES, b->stream>>>(*c);
     cuda_launched(b, "attend (few rows)");
+}
+
+/* Where a device has less shared memory, launches will say so. */
+template <int DP, bool WHOLE> void prepare(void)
+{
+    (void)cudaFuncSetAttribute(few_kernel<DP, WHOLE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               few<DP>::BYTES);
+    (void)cudaGetLastError();
 }
 
 } /* namespace */
@@ -244,4 +269,14 @@ void attend_run_few(struct cuda_backend *b, const struct attend_call *c, uint32_
         launch<128, false>(b, c, n_items);
     else
         launch<256, false>(b, c, n_items);
+}
+
+void attend_prepare_few(void)
+{
+    prepare<64, true>();
+    prepare<128, true>();
+    prepare<256, true>();
+    prepare<64, false>();
+    prepare<128, false>();
+    prepare<256, false>();
 }

@@ -221,7 +221,11 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
 {
     extern __shared__ __align__(128) uint8_t memory[];
     constexpr int tile_bytes = many<DP>::TILE_BYTES;
-    const struct attend_task task = *find_task(&c), *k = &task;
+    __shared__ struct attend_task task; /* registers are short */
+    const struct attend_task *k = &task, *found = find_task(&c);
+    if (threadIdx.x == 0)
+        task = *found;
+    __syncthreads();
     const struct lane_pages pages = lane_pages_of(&c, k);
     const uint32_t q_at = shared_address(memory), ring = q_at + many<DP>::QUERY_BYTES;
     struct cursor u = {(blockIdx.x - k->item) * k->per_item, 0, 0};
@@ -240,7 +244,6 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     struct sums<DP> sum;
     clear(&sum);
 
-    allow_next_kernel();
     for (uint32_t turn = 0; u.split < end_of_item; turn ^= 1) {
         uint32_t k_at = ring + turn * tile_bytes * 2, to = ring + (turn ^ 1) * tile_bytes * 2;
         copies_wait<0>();
@@ -278,14 +281,16 @@ template <int DP, bool WHOLE>
 void launch(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items)
 {
     static_assert((int)many<DP>::QUERIES == (DP == 256 ? CUDA_MANY_256 : CUDA_MANY), "tasks fit");
-    const int bytes = many<DP>::BYTES;
-    if (!cuda_ok(b,
-                 cudaFuncSetAttribute(many_kernel<DP, WHOLE>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                 "attend: shared memory"))
-        return;
-    many_kernel<DP, WHOLE><<<n_items, CUDA_THREADS, bytes, b->stream>>>(*c);
+    many_kernel<DP, WHOLE><<<n_items, CUDA_THREADS, many<DP>::BYTES, b->stream>>>(*c);
     cuda_launched(b, "attend (many rows)");
+}
+
+/* Where a device has less shared memory, launches will say so. */
+template <int DP, bool WHOLE> void prepare(void)
+{
+    (void)cudaFuncSetAttribute(many_kernel<DP, WHOLE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               many<DP>::BYTES);
+    (void)cudaGetLastError();
 }
 
 } /* namespace */
@@ -304,4 +309,14 @@ void attend_run_many(struct cuda_backend *b, const struct attend_call *c, uint32
         launch<128, false>(b, c, n_items);
     else
         launch<256, false>(b, c, n_items);
+}
+
+void attend_prepare_many(void)
+{
+    prepare<64, true>();
+    prepare<128, true>();
+    prepare<256, true>();
+    prepare<64, false>();
+    prepare<128, false>();
+    prepare<256, false>();
 }

@@ -9,26 +9,40 @@ namespace
 
 enum { AT_ONCE = 32 };
 
+/* What a thread reads of 32 splits: one dimension of each, and the weights of its lane's. */
+struct batch {
+    float values[AT_ONCE];
+    float2 ml;
+};
+
+template <int DP>
+__device__ void load_batch(struct batch *r, const float *part, const float2 *ml, uint32_t split,
+                           uint32_t n_splits, uint32_t n)
+{
+    uint32_t lane = threadIdx.x % 32;
+    r->ml = split + lane < n_splits ? ml[(size_t)(split + lane) * n] : make_float2(LOWEST, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < AT_ONCE; i++)
+        r->values[i] = split + i < n_splits ? part[(size_t)(split + i) * n * DP] : 0;
+}
+
 template <int DP>
 __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struct attend_call c)
 {
     const struct attend_task *k = &c.tasks[blockIdx.y];
     const uint32_t query = blockIdx.x, n = k->n_rows * c.group, lane = threadIdx.x % 32;
-    if (query >= n || k->per_item >= k->n_splits)
+    if (query >= n || !k->merged)
         return;
     const float *part = c.part_o + ((size_t)k->partial + query) * DP + threadIdx.x;
     const float2 *ml = c.part_ml + k->partial + query;
     float m = LOWEST, l = 0, o = 0;
+    struct batch now, later;
     wait_for_kernel_before();
-    for (uint32_t split = 0; split < k->n_splits; split += AT_ONCE) {
+    load_batch<DP>(&now, part, ml, 0, k->n_splits, n);
+    for (uint32_t split = 0; split < k->n_splits; split += AT_ONCE, now = later) {
         uint32_t left = min(k->n_splits - split, (uint32_t)AT_ONCE);
-        float values[AT_ONCE];
-        float2 own = make_float2(LOWEST, 0);
-        if (lane < left)
-            own = ml[(size_t)(split + lane) * n];
-#pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; i++)
-            values[i] = i < left ? part[(size_t)(split + i) * n * DP] : 0;
+        const float2 own = now.ml;
+        load_batch<DP>(&later, part, ml, split + AT_ONCE, k->n_splits, n);
         float top = own.x; /* greatest up to this lane's split */
 #pragma unroll
         for (uint32_t i = 1; i < 32; i *= 2) {
@@ -46,7 +60,7 @@ __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struc
             if (i >= left)
                 continue;
             bool first = split + i == 0;
-            o = first ? values[i] : fold_sum(g, o, values[i]);
+            o = first ? now.values[i] : fold_sum(g, o, now.values[i]);
             l = first ? next_l : fold_sum(g, l, next_l);
         }
     }

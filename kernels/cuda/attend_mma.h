@@ -120,9 +120,9 @@ struct cursor {
 __device__ static inline void cursor_enter(struct cursor *u, const struct attend_task *k)
 {
     bool first = u->split < k->n_first;
-    uint32_t begin = first ? 0 : k->begin, split = first ? u->split : u->split - k->n_first;
-    u->pos = begin + split * CUDA_SPLIT;
-    u->end = min(first ? k->first_end : k->end, u->pos + CUDA_SPLIT);
+    uint32_t end = first ? k->first_end : k->end;
+    u->pos = first ? u->split * CUDA_SPLIT : k->begin + (u->split - k->n_first) * CUDA_SPLIT;
+    u->end = min(end, u->pos + CUDA_SPLIT);
 }
 
 __device__ static inline void cursor_step(struct cursor *u, const struct attend_task *k)
