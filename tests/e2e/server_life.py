@@ -135,7 +135,7 @@ def cannot_start():
     equal(server.get("/v1/models").statuses, [200], "0.0.0.0 with a key serves")
     server.stop()
     for args, word in ((["--prot", "1"], "did you mean --port?"), (["--port"], "needs a value"), (["--port", "99999"], "0 to 65535"),
-                       (["--port=abc"], "not a number"), (["--device", "gpu"], "auto|cpu|mock"), (["a.gguf", "b.gguf"], "only one model"),
+                       (["--port=abc"], "not a number"), (["--device", "gpu"], "auto|cpu|cuda|mock"), (["a.gguf", "b.gguf"], "only one model"),
                        (["--config", "/nonexistent.json"], "/nonexistent.json: No such file")):
         code, out, err = run("serve", *args)
         ok(code == 2 and word in err and len(err.splitlines()) == 1, f"{' '.join(args)}: 2, and {word!r}", err)
