@@ -142,6 +142,7 @@ static uint32_t sealed_segments(const struct kv *kv, const struct kv_seq *s, con
         return h->groups;
     if (!s->layout.seals)
         return 0;
+    CHECK(due == 0 || h->sources != NULL);
     while (n < due && (s->layout.digest_id == 0 ||
                        kv_record_find(kv, h->sources[(n + 1) * kv->segment_blocks - 1],
                                       s->layout.digest_id) != BLOCK_NONE))
@@ -179,7 +180,8 @@ static void add_rest(const struct kv *kv, const struct hit *h, struct cost *k)
     for (uint32_t g = 0; g < ARRAY_LEN(h->fresh_end); g++) {
         if (h->fresh_end[g] == 0)
             continue;
-        kv_group_blocks(kv, kv_block(kv, h->sources[(h->groups + g) * per])->group, members);
+        kv_group_blocks(kv, kv_block(kv, h->sources[(size_t)(h->groups + g) * per])->group,
+                        members);
         for (uint32_t i = h->fresh_end[g] - (h->groups + g) * per; i < per; i++)
             for (int c = 0; c < LANE_CLASSES; c++)
                 for (int t = 0; t < TIERS; t++)
@@ -290,7 +292,8 @@ static void pin_sources(struct kv *kv, const struct hit *h, void (*pin)(struct k
     for (uint32_t g = 0; g < ARRAY_LEN(h->fresh_end); g++) {
         if (h->fresh_end[g] == 0)
             continue;
-        kv_group_blocks(kv, kv_block(kv, h->sources[(h->groups + g) * per])->group, members);
+        kv_group_blocks(kv, kv_block(kv, h->sources[(size_t)(h->groups + g) * per])->group,
+                        members);
         for (uint32_t i = per; i-- > h->fresh_end[g] - (h->groups + g) * per;)
             pin(kv, members[i]);
     }

@@ -454,8 +454,8 @@ static void tell_tables(const struct memory_plan *plan, engine_line *line, void 
         (double)blocks * (double)(g->block_bytes[LANE_SPARSE] + g->block_bytes[LANE_DENSE]) +
         ring * (double)g->block_bytes[LANE_STREAM];
     double table = (double)arrays * blocks * sizeof(block_id);
-    double leaves = (double)((blocks + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES) * HOT_LEAF_PAGES *
-                    g->n_lanes[LANE_SPARSE] * sizeof(uint16_t);
+    uint32_t n_leaves = (uint32_t)((blocks + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES);
+    double leaves = (double)n_leaves * HOT_LEAF_PAGES * g->n_lanes[LANE_SPARSE] * sizeof(uint16_t);
     snprintf(
         text, sizeof text,
         "tables of a sequence of %u tokens: %.1f KiB of blocks; if spilled, leaves of %.1f KiB: "

@@ -140,7 +140,7 @@ static void divide_hbm(struct memory_plan *p, const struct engine_config *cfg, u
         double per = (double)per_seq * (double)unit[LANE_DENSE] +
                      floor_blocks(cfg, &p->geo, (double)per_seq) * (double)unit[LANE_SPARSE];
         double n = (double)rest / per; /* sequences that can run with DRAM behind them */
-        sparse = rest > beyond ? (rest - beyond) / both : 0;
+        sparse = both > 0 && rest > beyond ? (rest - beyond) / both : 0;
         if (unit[LANE_DENSE] > 0 && dram > 0 && n < cfg->max_num_seqs) {
             n = n < 1 ? 1 : n;
             dense = min_u64((uint64_t)(n * (double)per_seq), rest / 2 / unit[LANE_DENSE]);
@@ -231,9 +231,8 @@ static status check_bytes(const struct memory_plan *p, const struct wish *w, uin
         if (p->geo.block_bytes[c] > 0 && p->blocks[c][KV_HBM] == 0)
             return err(ERR_MEMORY, "--kv-hbm (%llu bytes) is smaller than one block (%llu bytes)",
                        (unsigned long long)w->hbm,
-                       (unsigned long long)(p->geo.block_bytes[LANE_SPARSE] +
-                                            p->geo.block_bytes[LANE_DENSE] +
-                                            p->geo.block_bytes[LANE_STREAM]));
+                       (unsigned long long)p->geo.block_bytes[LANE_SPARSE] +
+                           p->geo.block_bytes[LANE_DENSE] + p->geo.block_bytes[LANE_STREAM]);
     return OK;
 }
 
@@ -247,7 +246,7 @@ static status check_rings(const struct memory_plan *p, const struct engine_confi
         return err(ERR_MEMORY,
                    "one sequence needs %llu bytes of STREAM lanes, --kv-hbm gives %llu: raise "
                    "--kv-hbm or lower --max-num-batched-tokens or --head-policy-recent",
-                   (unsigned long long)((one.window + one.chunk) * unit),
+                   (unsigned long long)(one.window + one.chunk) * unit,
                    (unsigned long long)p->blocks[LANE_STREAM][KV_HBM] * unit);
     if (p->max_num_seqs < cfg->max_num_seqs)
         log_line(LOG_WARN, "max_num_seqs cut from %u to %u: the STREAM lanes have room for no more",
@@ -343,7 +342,7 @@ void memory_plan_tell(const struct memory_plan *p, void (*line)(void *arg, const
         snprintf(text, sizeof text,
                  "digests: room for %u segments of %u positions, %.1f KiB each, %.2f GiB (touched "
                  "when a segment is sealed)",
-                 p->n_records, SEGMENT_ROWS,
+                 p->n_records, (unsigned)SEGMENT_ROWS,
                  (double)p->record_lane_bytes * g->n_lanes[LANE_SPARSE] / 1024,
                  gib(p->record_bytes));
         line(arg, text);

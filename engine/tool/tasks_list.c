@@ -91,6 +91,7 @@ status make_cwe(struct maker *m)
                 "The top 10 words that appear most often in the list are:",
                 answer);
     }
+    CHECK(t != NULL); /* the first pass made it */
     t->generate = 60;
     return OK;
 }

@@ -134,7 +134,7 @@ static void start_basis(float *q, uint32_t dim, uint32_t stride, uint32_t dirs)
 static const float *make_basis(const struct codes_lane *a, const float *x, uint32_t n, float *sd)
 {
     uint32_t stride = a->stride, dirs = n < a->dim ? n : a->dim;
-    float *cov = a->work + (size_t)SEGMENT_ROWS * stride, most = 0, weight[CODES_K], top = 0;
+    float *cov = a->work + (size_t)SEGMENT_ROWS * stride, most = 0, weight[CODES_K] = {0}, top = 0;
     float *q = cov + (size_t)stride * stride, *image = q + (size_t)CODES_K * stride;
     bool sound = true;
     covariance(x, stride, a->sink_rows, cov);
