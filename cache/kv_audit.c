@@ -50,7 +50,7 @@ static void audit_block(const struct kv *kv, struct tally *t, uint32_t id)
 
 static void audit_group(const struct kv *kv, const struct block *last, uint32_t *n_groups)
 {
-    uint32_t node = last->node, id = last->group, before = last->group;
+    uint32_t node = last->node, id = last->group, before = id;
     CHECK(last->record != BLOCK_NONE);
     for (uint32_t i = 0; i < kv->segment_blocks; i++) {
         const struct block *b = kv_block(kv, before);
