@@ -1,7 +1,9 @@
 /* A backend: one table of functions over memory, copies and every numerical operation of a step.
  *
  * Operations queue and return nothing; the first error sticks to the backend and comes out of
- * `sync`. The engine thread alone calls these functions. Activations are f32 on the CPU; above this
+ * `sync`. Until sync, what their arguments point to (arrays of rows, block tables, lists; not the arguments
+ * themselves) stays where it is and does not change: a backend reads it once a step, by its address.
+ * The engine thread alone calls these functions. Activations are f32 on the CPU; above this
  * header an activation buffer is opaque memory of `act_bytes` per number. A page (one lane's part of
  * a block) is opaque too: its inner order belongs to the backend.
  *
@@ -12,6 +14,7 @@
 #define KERNELS_BACKEND_H
 
 #include "kernels/base.h"
+#include "kernels/core/core.h"
 #include "kernels/dtype.h"
 
 #ifdef __cplusplus
@@ -160,7 +163,7 @@ struct digest_desc {
     bool values;       /* keep mean V per partition, for estimation */
 };
 
-static inline size_t digest_offset(const struct digest_desc *d)
+CORE_FN size_t digest_offset(const struct digest_desc *d)
 {
     size_t map = d->order == ORDER_KEEP ? 0 : SEGMENT_ROWS * sizeof(uint16_t);
     if (d->order == ORDER_KMEANS)
@@ -445,14 +448,15 @@ struct mock_options {
 };
 status mock_backend_open(struct backend **out, const struct mock_options *o);
 
-static inline struct lane_place kv_lane(const struct kv_geometry *g, uint32_t layer, uint32_t head)
+CORE_FN struct lane_place kv_lane(const struct kv_geometry *g, uint32_t layer, uint32_t head)
 {
     uint32_t lane = layer * g->kv_heads + head;
-    return g->lanes != NULL ? g->lanes[lane] : (struct lane_place){LANE_SPARSE, (uint16_t)lane};
+    struct lane_place place = {LANE_SPARSE, (uint16_t)lane};
+    return g->lanes != NULL ? g->lanes[lane] : place;
 }
 
 /* Of the lane's page from the beginning of a block of its class. */
-static inline size_t kv_page_offset(const struct kv_geometry *g, uint32_t layer, uint32_t head)
+CORE_FN size_t kv_page_offset(const struct kv_geometry *g, uint32_t layer, uint32_t head)
 {
     return kv_lane(g, layer, head).index * g->page_bytes;
 }

@@ -3,8 +3,8 @@
 #ifndef TESTS_DIGEST_RIG_H
 #define TESTS_DIGEST_RIG_H
 
+#include "kernels/core/digest.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/digest.h"
 #include "kernels/dtype.h"
 
 #include <math.h>

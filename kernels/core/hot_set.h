@@ -9,15 +9,7 @@
 #ifndef KERNELS_CORE_HOT_SET_H
 #define KERNELS_CORE_HOT_SET_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#ifdef __CUDACC__
-#define CORE_FN static __device__ __host__ inline
-#else
-#define CORE_FN static inline
-#endif
+#include "kernels/core/core.h"
 
 enum {
     HOT_LEAF_PAGES = 512,   /* DESIGN: a leaf for 512 blocks */

@@ -1,6 +1,7 @@
 /* Decides what the tasks of an attend call are, and finds what they read. */
 #include "kernels/cpu/attend_plan.h"
-#include "kernels/cpu/digest.h"
+#include "kernels/core/digest.h"
+#include "kernels/cpu/codes.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Row codes: which kernels this machine runs, and what attention adds to an estimate of means. */
 #include "kernels/cpu/codes.h"
+#include "kernels/core/digest.h"
 #include "kernels/cpu/attend_plan.h"
-#include "kernels/cpu/digest.h"
 
 void cpu_codes_open(struct cpu_backend *b)
 {

@@ -2,8 +2,8 @@
 #ifndef KERNELS_CPU_PLAN_H
 #define KERNELS_CPU_PLAN_H
 
+#include "kernels/core/digest.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/digest.h"
 
 /* ---- score.c ---- */
 

@@ -3,7 +3,8 @@
 #ifndef KERNELS_CPU_SCORE_H
 #define KERNELS_CPU_SCORE_H
 
-#include "kernels/cpu/digest.h"
+#include "kernels/core/digest.h"
+#include "kernels/cpu/codes.h"
 
 enum {
     SCORE_Q_MAX = 127 * 128, /* greatest whole number of a rounded query: two planes of int8 */

@@ -6,7 +6,8 @@
 #ifndef KERNELS_CPU_SEAL_H
 #define KERNELS_CPU_SEAL_H
 
-#include "kernels/cpu/digest.h"
+#include "kernels/core/digest.h"
+#include "kernels/cpu/codes.h"
 
 enum {
     SEAL_ROUNDS = 4,             /* of 2-means, per bisection */

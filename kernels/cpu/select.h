@@ -2,7 +2,7 @@
 #ifndef KERNELS_CPU_SELECT_H
 #define KERNELS_CPU_SELECT_H
 
-#include "kernels/cpu/digest.h"
+#include "kernels/core/digest.h"
 
 struct select_lane {
     const struct select_args *a;

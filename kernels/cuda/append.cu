@@ -96,7 +96,7 @@ void cuda_append(struct backend *be, const struct append_args *a)
         return;
     }
     struct append_call c = {};
-    const struct cuda_lane *lanes = attend_lanes(b, a->kv);
+    const struct cuda_lane *lanes = cuda_lanes(b, a->kv->geo);
     c.places = (const struct append_place *)kept_copy(b, &b->attend->places, places,
                                                       n_rows * sizeof *places);
     if (lanes == NULL || c.places == NULL)

@@ -271,7 +271,7 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
         return;
     struct attend_call c = {};
     fill_call(&p, &c);
-    c.lanes = attend_lanes(b, a->kv);
+    c.lanes = cuda_lanes(b, a->kv->geo);
     c.tables = (const block_id *)kept_copy(b, &t->tables, t->table_list,
                                            (size_t)p.n_entries * sizeof(block_id));
     if (c.lanes == NULL || c.tables == NULL)
@@ -313,34 +313,9 @@ const void *kept_copy(struct cuda_backend *b, struct kept *k, const void *now, s
     return k->device;
 }
 
-const struct cuda_lane *attend_lanes(struct cuda_backend *b, const struct kv_memory *kv)
-{
-    const struct kv_geometry *g = kv->geo;
-    size_t bytes = (size_t)g->layers * g->kv_heads * sizeof(struct cuda_lane);
-    struct cuda_lane *list =
-        (struct cuda_lane *)attend_grow(&b->attend->lane_list, &b->attend->lane_bytes, bytes);
-    if (list == NULL) {
-        cuda_ok(b, cudaErrorMemoryAllocation, "attend: lanes");
-        return NULL;
-    }
-    for (uint32_t layer = 0; layer < g->layers; layer++)
-        for (uint32_t h = 0; h < g->kv_heads; h++) {
-            struct lane_place place = kv_lane(g, layer, h);
-            struct cuda_lane *to = &list[(size_t)layer * g->kv_heads + h];
-            to->class_ = place.class_;
-            to->index = place.index;
-        }
-    return (const struct cuda_lane *)kept_copy(b, &b->attend->lanes, list, bytes);
-}
-
 status cuda_attend_open(struct cuda_backend *b)
 {
-    int major = 0;
     b->attend = (struct cuda_attend *)mem_alloc(sizeof *b->attend);
-    if (!cuda_ok(b, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, b->device),
-                 "attend: the device"))
-        return err(ERR_DEVICE, "%s", b->text);
-    b->attend->overlaps = major >= 9;
     attend_prepare_few();
     attend_prepare_many();
     return OK;
@@ -358,12 +333,10 @@ void cuda_attend_close(struct cuda_backend *b)
     if (t == NULL)
         return;
     drop(&t->places);
-    drop(&t->lanes);
     drop(&t->tables);
     drop(&t->few);
     drop(&t->many);
     free(t->place_list);
-    free(t->lane_list);
     free(t->table_list);
     free(t->few_list);
     free(t->many_list);

@@ -24,11 +24,6 @@ enum {
     CUDA_MAX_DIM = 256,
 };
 
-/* As lane_place, of 4-byte numbers. */
-struct cuda_lane {
-    uint32_t class_, index;
-};
-
 /* One row of an append. */
 struct append_place {
     uint32_t row, pos;             /* of the batch; position in its sequence */
@@ -74,15 +69,11 @@ struct kept {
 };
 const void *kept_copy(struct cuda_backend *b, struct kept *k, const void *now, size_t bytes);
 
-/* Of the layers of kv, [layers][kv_heads] on the device; NULL after an error. */
-const struct cuda_lane *attend_lanes(struct cuda_backend *b, const struct kv_memory *kv);
-
 struct cuda_attend {
-    bool overlaps; /* the device can launch a kernel before the one before it ends */
-    struct kept places, lanes, tables, few, many;
+    struct kept places, tables, few, many;
     /* Host arrays of the call that is being built. */
-    void *place_list, *lane_list, *table_list, *few_list, *many_list;
-    size_t place_bytes, lane_bytes, table_bytes, few_bytes, many_bytes;
+    void *place_list, *table_list, *few_list, *many_list;
+    size_t place_bytes, table_bytes, few_bytes, many_bytes;
     void *part_o, *part_ml;
     size_t part_o_bytes, part_ml_bytes;
 };

@@ -83,7 +83,7 @@ void launch(struct cuda_backend *b, const struct attend_call *c, uint32_t max_qu
     how.blockDim = dim3(DP);
     how.stream = b->stream;
     how.attrs = &early;
-    how.numAttrs = b->attend->overlaps ? 1 : 0;
+    how.numAttrs = b->overlaps ? 1 : 0;
     cuda_ok(b, cudaLaunchKernelEx(&how, merge_kernel<DP>, *c), "attend (merge)");
 }
 

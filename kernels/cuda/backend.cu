@@ -1,10 +1,7 @@
 /* The CUDA backend: opens the device, hands out its memory, and copies.
  *
  * Everything queues on one stream, so operations need no order of their own; `sync` waits for it and
- * reports the first error. A step's small arrays (tokens, block tables, row lists) go through a ring
- * of pinned memory with a twin on the device: they are written where the copy engine can read them
- * while the caller goes on, and the ring begins anew at every sync. Its chunks double until a step
- * fits into one.
+ * reports the first error.
  *
  * The engine thread owns all of it. Another thread may have opened it: CUDA's current device belongs
  * to a thread and is 0 unless set, so every entry that may be a thread's first sets it. */
@@ -13,8 +10,6 @@
 
 #include <stdio.h>
 #include <string.h>
-
-enum { STAGE_ALIGN = 256, STAGE_FIRST = 4 << 20 };
 
 /* ---- errors ---- */
 
@@ -36,91 +31,6 @@ static void use_device(struct cuda_backend *b)
     cuda_ok(b, cudaSetDevice(b->device), "cudaSetDevice");
 }
 
-/* ---- staging ---- */
-
-struct chunk {
-    struct chunk *next; /* older and smaller */
-    uint8_t *host, *twin;
-    size_t bytes;
-};
-
-struct cuda_staging {
-    struct chunk *head;
-    size_t used; /* of head */
-};
-
-static size_t round_up(size_t n, size_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
-
-static void chunk_destroy(struct chunk *c)
-{
-    if (c->host != NULL)
-        cudaFreeHost(c->host);
-    if (c->twin != NULL)
-        cudaFree(c->twin);
-    mem_free(c);
-}
-
-static bool add_chunk(struct cuda_backend *b, size_t need)
-{
-    struct cuda_staging *s = b->staging;
-    size_t bytes = s->head != NULL ? 2 * s->head->bytes : (size_t)STAGE_FIRST;
-    while (bytes < need)
-        bytes *= 2;
-    struct chunk *c = (struct chunk *)mem_alloc(sizeof *c);
-    c->bytes = bytes;
-    if (!cuda_ok(b, cudaMallocHost((void **)&c->host, bytes), "pinned memory for staging") ||
-        !cuda_ok(b, cudaMalloc((void **)&c->twin, bytes), "device memory for staging")) {
-        chunk_destroy(c);
-        return false;
-    }
-    c->next = s->head;
-    s->head = c;
-    s->used = 0;
-    return true;
-}
-
-void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes)
-{
-    struct cuda_staging *s = b->staging;
-    size_t room = round_up(bytes + !bytes, STAGE_ALIGN);
-    if ((s->head == NULL || room > s->head->bytes - s->used) && !add_chunk(b, room))
-        return NULL;
-    uint8_t *from = s->head->host + s->used, *to = s->head->twin + s->used;
-    s->used += room;
-    if (bytes == 0)
-        return to;
-    memcpy(from, host, bytes);
-    if (!cuda_ok(b, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, b->stream), "staging"))
-        return NULL;
-    return to;
-}
-
-/* The stream is done with all of it. */
-static void staging_reset(struct cuda_staging *s)
-{
-    s->used = 0;
-    if (s->head == NULL)
-        return;
-    for (struct chunk *c = s->head->next, *next; c != NULL; c = next) {
-        next = c->next;
-        chunk_destroy(c);
-    }
-    s->head->next = NULL;
-}
-
-static void staging_close(struct cuda_backend *b)
-{
-    if (b->staging == NULL)
-        return;
-    staging_reset(b->staging);
-    if (b->staging->head != NULL)
-        chunk_destroy(b->staging->head);
-    mem_free(b->staging);
-}
-
 /* ---- memory ---- */
 
 bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need)
@@ -128,6 +38,7 @@ bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need)
     if (need <= *have)
         return true;
     if (*p != NULL) {
+        cuda_flush(b);
         if (!cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to grow scratch"))
             return false;
         cudaFree(*p);
@@ -170,6 +81,7 @@ static void cuda_free(struct backend *be, void *p, size_t bytes)
     if (p == NULL)
         return;
     use_device(b);
+    cuda_flush(b);
     cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to free memory");
     cuda_ok(b, cudaFree(p), "cudaFree");
 }
@@ -195,8 +107,7 @@ static status cuda_sync(struct backend *be)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     use_device(b);
-    cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
-    staging_reset(b->staging);
+    cuda_step_end(b);
     cuda_sample_settle(b, b->error == OK);
     status st = b->error;
     b->error = OK;
@@ -219,7 +130,7 @@ static void cuda_close(struct backend *be)
     cuda_sample_close(b);
     cuda_attend_close(b);
     cuda_linear_close(b);
-    staging_close(b);
+    cuda_step_close(b);
     if (b->blas != NULL)
         cublasDestroy(b->blas);
     if (b->stream != NULL)
@@ -306,7 +217,6 @@ static status check_device(int device, struct cudaDeviceProp *prop)
 
 static status open_parts(struct cuda_backend *b)
 {
-    b->staging = (struct cuda_staging *)mem_alloc(sizeof *b->staging);
     if (!cuda_ok(b, cudaStreamCreate(&b->stream), "stream"))
         return err(b->error, "%s", b->text);
     cublasStatus_t blas = cublasCreate(&b->blas);
@@ -314,6 +224,7 @@ static status open_parts(struct cuda_backend *b)
         blas = cublasSetStream(b->blas, b->stream);
     if (blas != CUBLAS_STATUS_SUCCESS)
         return err(ERR_DEVICE, "cuda: cuBLAS does not start: %s", cublasGetStatusString(blas));
+    TRY(cuda_step_open(b));
     TRY(cuda_linear_open(b));
     TRY(cuda_attend_open(b));
     return cuda_sample_open(b);
@@ -327,6 +238,7 @@ static status cuda_open(struct backend **out, int device, struct backend *host)
     b->base.ops = &cuda_ops;
     b->device = device;
     b->sms = prop.multiProcessorCount;
+    b->overlaps = prop.major >= 9;
     status st = open_parts(b);
     if (st != OK) {
         cuda_close(&b->base);

@@ -1,12 +1,13 @@
 /* What the files of the CUDA backend share. Compiled by nvcc as CUDA C++17, written as C.
  *
- * The engine thread alone calls operations; they queue on one stream. Arrays that an operation's
- * arguments point to on the host (tokens, batch_seq, block tables, row lists) are copied to the device
- * through cuda_stage() before the call returns: they need not outlive it. Activations are float. */
+ * The engine thread alone calls operations. An operation prepares on the host, then queues commands
+ * (cuda_do); what changes from step to step goes to the device through cuda_stage(). Activations are
+ * float. */
 #ifndef KERNELS_CUDA_CUDA_H
 #define KERNELS_CUDA_CUDA_H
 
 #include "kernels/backend.h"
+#include "kernels/core/hot_set.h"
 
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
@@ -16,15 +17,18 @@ struct cuda_backend {
     struct backend base;  /* first */
     struct backend *host; /* a CPU backend, owned: samples from logits that were copied down */
     int device, sms;
+    bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
     cudaStream_t stream;
     cublasHandle_t blas; /* on `stream`, bf16 inputs, float sums and outputs */
     status error;        /* sticks until sync; its text is in `text` */
     char text[256], description[160];
-    struct cuda_staging *staging; /* backend.cu */
+    struct cuda_step *step;       /* step.cu */
     struct cuda_linear *linear;   /* linear.cu */
     struct cuda_attend *attend;   /* attend.cu */
     struct cuda_sampler *sampler; /* sample.cu */
 };
+
+/* ---- backend.cu ---- */
 
 /* True if e is success; else notes it as the backend's first error ("what: cudaErrorName"). */
 bool cuda_ok(struct cuda_backend *b, cudaError_t e, const char *what);
@@ -33,12 +37,71 @@ static inline bool cuda_launched(struct cuda_backend *b, const char *what)
 {
     return cuda_ok(b, cudaGetLastError(), what);
 }
-/* Copies a host array to the device, in stream order; the result is aligned to 256 and lives until the
- * next sync. NULL after an error. */
-void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes);
 /* Device scratch of one file: grows, keeps nothing, freed with cudaFree. *p may be in use by what is
- * queued: waits for the stream before it frees. false after an error. */
+ * queued: runs that and waits for it before it frees. false after an error. */
 bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need);
+
+/* ---- step.cu: what a step queues ----
+ *
+ * A command is a function that launches kernels (or calls a library) on b->stream, and its parameters by
+ * value. A step's commands are gathered and run together; a step whose commands equal those of an earlier
+ * one, byte for byte, runs as one CUDA graph. So:
+ *   - parameters hold device addresses and shapes, and are cleared before they are filled (padding!);
+ *   - what is new in every step (positions, lengths, tables, lists, counts) is staged, and kernels read it
+ *     from device memory;
+ *   - a grid that depends on such things is rounded up with cuda_bucket(), and blocks beyond the count
+ *     (read from device memory) return at once;
+ *   - a command never synchronises and never allocates: scratch is reserved before cuda_do. */
+typedef void cuda_run(struct cuda_backend *b, const void *params);
+void cuda_do(struct cuda_backend *b, cuda_run *run, const void *params, size_t bytes);
+
+/* n rounded up by at most a quarter, such that few values occur: 1 2 3 4 5 6 7 8 10 12 14 16 20 ... */
+static inline size_t cuda_bucket(size_t n)
+{
+    size_t unit = 1;
+    while (n > 8 * unit)
+        unit *= 2;
+    return (n + unit - 1) / unit * unit;
+}
+
+/* Copies a host array to the device before the step's commands run; the result is aligned to 256, lives
+ * until the step has run, and is the same address in every step that stages arrays of the same sizes (by
+ * cuda_bucket) in the same order. NULL after an error. */
+void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes);
+/* The same for an array that several operations of a step read, found again by its host address; of the
+ * longest n that is asked for first. Block tables, lists of records. NULL stays NULL. */
+const uint32_t *cuda_table(struct cuda_backend *b, const uint32_t *host, size_t n);
+
+/* A plan_row, as kernels read it. */
+struct cuda_row {
+    uint32_t row, pos, n_segments, budget, estimate;
+    float top_p, miss_threshold;
+    uint32_t spilled;        /* hot is valid */
+    const uint32_t *records; /* [n_segments] */
+    const block_id *blocks;  /* [pos / R + 1] SPARSE */
+    struct hot_set hot;      /* by value; its arrays are device memory */
+};
+/* [n] staged once a step. bucket: n as cuda_bucket has it; rows beyond n have n_segments 0 and row ~0.
+ * *segments: the most n_segments of these rows, rounded up by cuda_bucket; NULL: not wanted. NULL after an
+ * error. */
+const struct cuda_row *cuda_rows(struct cuda_backend *b, const struct kv_geometry *g,
+                                 const struct plan_row *rows, uint32_t n, uint32_t *bucket,
+                                 uint32_t *segments);
+
+/* As lane_place, of 4-byte numbers. */
+struct cuda_lane {
+    uint32_t class_, index;
+};
+/* Of all layers, [layers][kv_heads] in device memory that stays; NULL after an error. */
+const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geometry *g);
+
+status cuda_step_open(struct cuda_backend *b);
+void cuda_step_close(struct cuda_backend *b);
+/* Runs what was queued; cuda_step_end also waits for it and begins a new step. */
+void cuda_flush(struct cuda_backend *b);
+void cuda_step_end(struct cuda_backend *b);
+
+/* ---- operations ---- */
 
 /* linear.cu */
 status cuda_linear_open(struct cuda_backend *b);
@@ -49,11 +112,22 @@ size_t cuda_weight_bytes(const struct weight *w);
 void cuda_embed(struct backend *be, const struct embed_args *a);
 void cuda_linear(struct backend *be, const struct linear_args *a);
 
-/* append.cu, attend.cu */
+/* append.cu, attend.cu, known.cu */
 status cuda_attend_open(struct cuda_backend *b);
 void cuda_attend_close(struct cuda_backend *b);
 void cuda_append(struct backend *be, const struct append_args *a);
 void cuda_attend(struct backend *be, const struct attend_args *a);
+size_t cuda_known_bytes(const struct kv_geometry *geo, uint32_t heads);
+void cuda_known(struct backend *be, const struct known_args *a);
+
+/* seal.cu, unpermute.cu, score.cu, select.cu, resolve.cu: each keeps its scratch, if any, behind a pointer
+ * of struct cuda_backend, with an open and a close as above. */
+size_t cuda_digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d);
+void cuda_seal(struct backend *be, const struct seal_args *a);
+void cuda_unpermute(struct backend *be, const struct unpermute_args *a);
+void cuda_score(struct backend *be, const struct score_args *a);
+void cuda_select(struct backend *be, const struct select_args *a);
+void cuda_resolve(struct backend *be, const struct resolve_args *a);
 
 /* sample.cu */
 status cuda_sample_open(struct cuda_backend *b);

@@ -5,8 +5,8 @@
  * Best of several runs. Ceilings: KV bytes read per
  * second against about 50 GB/s of DRAM on two cores; prefill in f32 FMA against 5.6 G zmm/s a core.
  * Usage: attend [R] [isa: 0 scalar, 1 AVX2, 2 AVX-512] [threads] */
+#include "kernels/core/digest.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>

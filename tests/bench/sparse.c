@@ -6,8 +6,8 @@
  * whose weights pass through the caches in every step. Best of several runs. The ceiling is
  * memory: digest bytes per second, against about 10 GB/s per core from DRAM.
  * Usage: sparse [isa: scalar, avx2, avx512, auto] [threads] [segments] [warm: 1] [setting, from 1] */
+#include "kernels/core/digest.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/digest.h"
 #include "kernels/dtype.h"
 
 #include <stdio.h>

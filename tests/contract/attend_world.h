@@ -7,8 +7,8 @@
 #ifndef TESTS_CONTRACT_ATTEND_WORLD_H
 #define TESTS_CONTRACT_ATTEND_WORLD_H
 
+#include "kernels/core/digest.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/digest.h"
 #include "tests/tap.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What the CPU backend keeps of a sealed segment: the layout of a lane's part of a record behind
+/* What a backend keeps of a sealed segment: the layout of a lane's part of a record behind
  * digest_offset(). seal writes it, score and attend read it.
  *
  *   DIGEST_CENTROID  1 + outliers kinds of vectors: the centroid, then the outlier rows, farthest
@@ -20,10 +20,10 @@
  * Bounds are bf16 [tiles][head_dim / 2][min, max][16][2]: exact, as keys are bf16.
  *
  * Partitions in the sinks' pages have undefined digests. Every part starts at a multiple of 64 bytes. */
-#ifndef KERNELS_CPU_DIGEST_H
-#define KERNELS_CPU_DIGEST_H
+#ifndef KERNELS_CORE_DIGEST_H
+#define KERNELS_CORE_DIGEST_H
 
-#include "kernels/cpu/codes.h"
+#include "kernels/core/codes.h"
 
 enum {
     DIGEST_TILE = 16,    /* partitions of a tile */
@@ -46,33 +46,35 @@ struct digest_layout {
     size_t bytes;          /* in all, a multiple of 64 */
 };
 
-static inline size_t digest_round(size_t bytes)
+CORE_FN size_t digest_round(size_t bytes)
 {
     return (bytes + 63) / 64 * 64;
 }
 
-static inline uint32_t digest_tiles(uint32_t parts)
+CORE_FN uint32_t digest_tiles(uint32_t parts)
 {
     return (parts + DIGEST_TILE - 1) / DIGEST_TILE;
 }
 
 /* float base[dim], step[dim], then tiles. */
-static inline size_t digest_vectors_bytes(uint32_t dim, uint32_t parts)
+CORE_FN size_t digest_vectors_bytes(uint32_t dim, uint32_t parts)
 {
     return digest_round((size_t)dim * 2 * sizeof(float)) +
            digest_round((size_t)digest_tiles(parts) * DIGEST_TILE * dim);
 }
 
-static inline size_t digest_bounds_bytes(uint32_t dim, uint32_t parts)
+CORE_FN size_t digest_bounds_bytes(uint32_t dim, uint32_t parts)
 {
     return digest_round((size_t)dim * sizeof(float)) +
            (size_t)digest_tiles(parts) * DIGEST_TILE * dim * 2 * sizeof(uint16_t);
 }
 
-static inline struct digest_layout digest_layout_of(uint32_t dim, const struct digest_desc *d)
+CORE_FN struct digest_layout digest_layout_of(uint32_t dim, const struct digest_desc *d)
 {
-    struct digest_layout l = {.dim = dim, .parts = d->parts};
+    struct digest_layout l = {0};
     size_t at = digest_offset(d);
+    l.dim = dim;
+    l.parts = d->parts;
     if (d->order == ORDER_KMEANS)
         l.first_row = SEGMENT_ROWS * sizeof(uint16_t);
     if (d->kind == DIGEST_CENTROID || d->kind == DIGEST_CODES) {
@@ -104,16 +106,16 @@ static inline struct digest_layout digest_layout_of(uint32_t dim, const struct d
 
 /* ---- the lane's part of a record ---- */
 
-static inline uint8_t *digest_lane(const struct kv_memory *kv, uint32_t record, uint32_t layer,
-                                   uint32_t head)
+CORE_FN uint8_t *digest_lane(const struct kv_memory *kv, uint32_t record, uint32_t layer,
+                             uint32_t head)
 {
     return (uint8_t *)kv->records + (size_t)record * kv->record_bytes +
            kv_lane(kv->geo, layer, head).index * kv->record_lane_bytes;
 }
 
 /* Rows of storage [*first, *first + n) of partition p of this lane; returns n. */
-static inline uint32_t digest_rows(const uint8_t *lane, const struct digest_desc *d, uint32_t p,
-                                   uint32_t *first)
+CORE_FN uint32_t digest_rows(const uint8_t *lane, const struct digest_desc *d, uint32_t p,
+                             uint32_t *first)
 {
     if (d->order == ORDER_KMEANS) {
         const uint16_t *f = (const uint16_t *)(const void *)(lane + SEGMENT_ROWS * sizeof *f);
@@ -126,14 +128,12 @@ static inline uint32_t digest_rows(const uint8_t *lane, const struct digest_desc
 }
 
 /* Channel c of partition p's mean V is scale * row[c]. */
-static inline const int8_t *digest_value(const uint8_t *lane, const struct digest_layout *l,
-                                         uint32_t p)
+CORE_FN const int8_t *digest_value(const uint8_t *lane, const struct digest_layout *l, uint32_t p)
 {
     return (const int8_t *)(lane + l->values) + (size_t)p * l->dim;
 }
 
-static inline float digest_value_scale(const uint8_t *lane, const struct digest_layout *l,
-                                       uint32_t p)
+CORE_FN float digest_value_scale(const uint8_t *lane, const struct digest_layout *l, uint32_t p)
 {
     return ((const float *)(const void *)(lane + l->scales))[p];
 }
@@ -144,47 +144,49 @@ struct digest_vectors {
     uint8_t *tiles;
 };
 
-static inline struct digest_vectors digest_vectors_at(const uint8_t *p, uint32_t dim)
+CORE_FN struct digest_vectors digest_vectors_at(const uint8_t *p, uint32_t dim)
 {
-    float *f = (float *)(void *)(uintptr_t)p;
-    return (struct digest_vectors){
-        f, f + dim, (uint8_t *)(uintptr_t)p + digest_round((size_t)dim * 2 * sizeof(float))};
+    struct digest_vectors v;
+    v.base = (float *)(void *)(uintptr_t)p;
+    v.step = v.base + dim;
+    v.tiles = (uint8_t *)(uintptr_t)p + digest_round((size_t)dim * 2 * sizeof(float));
+    return v;
 }
 
-static inline struct digest_vectors digest_vectors_of(const uint8_t *lane,
-                                                      const struct digest_layout *l, uint32_t kind)
+CORE_FN struct digest_vectors digest_vectors_of(const uint8_t *lane, const struct digest_layout *l,
+                                                uint32_t kind)
 {
     return digest_vectors_at(lane + l->vectors + kind * l->vector_bytes, l->dim);
 }
 
 /* Of channel c, partition p, from the beginning of the tiles. */
-static inline size_t digest_byte(uint32_t dim, uint32_t p, uint32_t c)
+CORE_FN size_t digest_byte(uint32_t dim, uint32_t p, uint32_t c)
 {
     return (size_t)(p / DIGEST_TILE) * DIGEST_TILE * dim + (size_t)(c / 4) * DIGEST_TILE * 4 +
            p % DIGEST_TILE * 4 + c % 4;
 }
 
 /* As float numbers, for tests and tools. */
-static inline float digest_vector_get(const struct digest_vectors *v, uint32_t dim, uint32_t p,
-                                      uint32_t c)
+CORE_FN float digest_vector_get(const struct digest_vectors *v, uint32_t dim, uint32_t p,
+                                uint32_t c)
 {
     return v->base[c] + v->step[c] * (float)v->tiles[digest_byte(dim, p, c)];
 }
 
 /* uint16_t number of the min of channel c, partition p, from the beginning of the tiles; the max
  * lies DIGEST_TILE * 2 numbers behind it. */
-static inline size_t digest_bound(uint32_t dim, uint32_t p, uint32_t c)
+CORE_FN size_t digest_bound(uint32_t dim, uint32_t p, uint32_t c)
 {
     return ((size_t)(p / DIGEST_TILE) * dim + c / 2 * 2) * DIGEST_TILE * 2 + p % DIGEST_TILE * 2 +
            c % 2;
 }
 
-static inline float *digest_magnitude(const uint8_t *lane, const struct digest_layout *l)
+CORE_FN float *digest_magnitude(const uint8_t *lane, const struct digest_layout *l)
 {
     return (float *)(void *)(uintptr_t)(lane + l->bounds);
 }
 
-static inline uint16_t *digest_bounds(const uint8_t *lane, const struct digest_layout *l)
+CORE_FN uint16_t *digest_bounds(const uint8_t *lane, const struct digest_layout *l)
 {
     return (uint16_t *)(void *)((uintptr_t)(lane + l->bounds) +
                                 digest_round((size_t)l->dim * sizeof(float)));

@@ -1,0 +1,276 @@
+/* What a step queues: commands, and the arrays they read (cuda.h).
+ *
+ * A step's small arrays go through pinned memory with a twin on the device. A place in it is rounded up
+ * to a bucket of sizes, so the same operations get the same addresses although tables grow by an entry
+ * now and then. Chunks double until a step fits into one; the memory begins anew with every step.
+ *
+ * Block tables and lists of records are found again by their host address: append, attend, score and
+ * select of all layers read one copy. */
+#include "kernels/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+namespace
+{
+
+enum { STAGE_ALIGN = 256, STAGE_FIRST = 4 << 20, TABLE_SLOTS_FIRST = 256 };
+
+struct chunk {
+    struct chunk *next; /* older and smaller */
+    uint8_t *host, *twin;
+    size_t bytes;
+};
+
+/* Something staged in this step, by host address; open addressing. */
+struct staged {
+    const void *host;
+    size_t n;
+    void *device;
+    uint32_t bucket, segments; /* of rows */
+};
+
+} /* namespace */
+
+struct cuda_step {
+    struct chunk *head;
+    size_t used; /* of head */
+    struct staged *staged;
+    uint32_t n_slots, n_staged; /* slots: a power of two */
+    struct cuda_lane *lanes;    /* of `geo`, device memory */
+    const struct kv_geometry *geo;
+};
+
+/* ---- staging ---- */
+
+static void chunk_destroy(struct chunk *c)
+{
+    if (c->host != NULL)
+        cudaFreeHost(c->host);
+    if (c->twin != NULL)
+        cudaFree(c->twin);
+    mem_free(c);
+}
+
+static bool add_chunk(struct cuda_backend *b, size_t need)
+{
+    struct cuda_step *s = b->step;
+    size_t bytes = s->head != NULL ? 2 * s->head->bytes : (size_t)STAGE_FIRST;
+    while (bytes < need)
+        bytes *= 2;
+    struct chunk *c = (struct chunk *)mem_alloc(sizeof *c);
+    c->bytes = bytes;
+    if (!cuda_ok(b, cudaMallocHost((void **)&c->host, bytes), "pinned memory for staging") ||
+        !cuda_ok(b, cudaMalloc((void **)&c->twin, bytes), "device memory for staging")) {
+        chunk_destroy(c);
+        return false;
+    }
+    c->next = s->head;
+    s->head = c;
+    s->used = 0;
+    return true;
+}
+
+static void *take_room(struct cuda_backend *b, size_t bytes, void **device)
+{
+    struct cuda_step *s = b->step;
+    size_t room = cuda_bucket((bytes + !bytes + STAGE_ALIGN - 1) / STAGE_ALIGN) * STAGE_ALIGN;
+    if ((s->head == NULL || room > s->head->bytes - s->used) && !add_chunk(b, room))
+        return NULL;
+    void *host = s->head->host + s->used;
+    *device = s->head->twin + s->used;
+    s->used += room;
+    return host;
+}
+
+void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes)
+{
+    void *device, *room = take_room(b, bytes, &device);
+    if (room == NULL)
+        return NULL;
+    memcpy(room, host, bytes);
+    if (bytes > 0 &&
+        !cuda_ok(b, cudaMemcpyAsync(device, room, bytes, cudaMemcpyHostToDevice, b->stream),
+                 "staging"))
+        return NULL;
+    return device;
+}
+
+/* ---- what is staged once ---- */
+
+static uint32_t slot_of(const struct cuda_step *s, const void *host)
+{
+    uint64_t h = (uint64_t)(uintptr_t)host * 0x9e3779b97f4a7c15ull;
+    uint32_t at = (uint32_t)(h >> 32) & (s->n_slots - 1);
+    while (s->staged[at].host != NULL && s->staged[at].host != host)
+        at = (at + 1) & (s->n_slots - 1);
+    return at;
+}
+
+static void grow_staged(struct cuda_step *s)
+{
+    struct staged *old = s->staged;
+    uint32_t n_old = s->n_slots;
+    s->n_slots = n_old > 0 ? 2 * n_old : (uint32_t)TABLE_SLOTS_FIRST;
+    s->staged = (struct staged *)mem_alloc(s->n_slots * sizeof *s->staged);
+    for (uint32_t i = 0; i < n_old; i++)
+        if (old[i].host != NULL)
+            s->staged[slot_of(s, old[i].host)] = old[i];
+    mem_free(old);
+}
+
+/* The entry for the address: n 0 where it is new. */
+static struct staged *find_staged(struct cuda_step *s, const void *host)
+{
+    if (2 * s->n_staged >= s->n_slots)
+        grow_staged(s);
+    struct staged *e = &s->staged[slot_of(s, host)];
+    s->n_staged += e->host == NULL;
+    e->host = host;
+    return e;
+}
+
+const uint32_t *cuda_table(struct cuda_backend *b, const uint32_t *host, size_t n)
+{
+    if (host == NULL || n == 0)
+        return NULL;
+    struct staged *e = find_staged(b->step, host);
+    if (e->n < n) {
+        e->device = cuda_stage(b, host, n * sizeof *host);
+        e->n = e->device != NULL ? n : 0;
+    }
+    return (const uint32_t *)e->device;
+}
+
+/* ---- rows ---- */
+
+static bool stage_row(struct cuda_backend *b, const struct kv_geometry *g,
+                      const struct plan_row *from, struct cuda_row *to)
+{
+    to->row = from->row;
+    to->pos = from->pos;
+    to->n_segments = from->n_segments;
+    to->budget = from->budget;
+    to->estimate = from->estimate;
+    to->top_p = from->top_p;
+    to->miss_threshold = from->miss_threshold;
+    to->spilled = from->hot != NULL;
+    if (from->hot != NULL)
+        to->hot = *from->hot;
+    to->records = cuda_table(b, from->records, from->n_segments);
+    to->blocks = cuda_table(b, from->blocks, from->pos / g->block_rows + 1);
+    return to->blocks != NULL && (from->n_segments == 0 || to->records != NULL);
+}
+
+const struct cuda_row *cuda_rows(struct cuda_backend *b, const struct kv_geometry *g,
+                                 const struct plan_row *rows, uint32_t n, uint32_t *bucket,
+                                 uint32_t *segments)
+{
+    struct staged known = *find_staged(b->step, rows);
+    if (known.n < n) {
+        known.n = n;
+        known.bucket = (uint32_t)cuda_bucket(n);
+        known.segments = 0;
+        struct cuda_row *list =
+            (struct cuda_row *)calloc(known.bucket, sizeof *list); /* zeros: also between members */
+        bool good = list != NULL;
+        for (uint32_t i = 0; good && i < n; i++) {
+            good = stage_row(b, g, &rows[i], &list[i]);
+            known.segments =
+                rows[i].n_segments > known.segments ? rows[i].n_segments : known.segments;
+        }
+        for (uint32_t i = n; good && i < known.bucket; i++)
+            list[i].row = ~0u;
+        known.segments = (uint32_t)cuda_bucket(known.segments);
+        known.device = good ? cuda_stage(b, list, known.bucket * sizeof *list) : NULL;
+        free(list);
+        if (known.device == NULL) {
+            cuda_ok(b, cudaErrorMemoryAllocation, "rows that attend by plan");
+            return NULL;
+        }
+        *find_staged(b->step, rows) = known;
+    }
+    *bucket = known.bucket;
+    if (segments != NULL)
+        *segments = known.segments;
+    return (const struct cuda_row *)known.device;
+}
+
+const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geometry *g)
+{
+    struct cuda_step *s = b->step;
+    size_t n = (size_t)g->layers * g->kv_heads;
+    if (s->geo == g)
+        return s->lanes;
+    struct cuda_lane *list = (struct cuda_lane *)mem_alloc(n * sizeof *list);
+    for (size_t i = 0; i < n; i++) {
+        struct lane_place place =
+            kv_lane(g, (uint32_t)(i / g->kv_heads), (uint32_t)(i % g->kv_heads));
+        list[i].class_ = place.class_;
+        list[i].index = place.index;
+    }
+    cuda_flush(b);
+    bool good = cuda_ok(b, cudaStreamSynchronize(b->stream), "lanes");
+    cudaFree(s->lanes);
+    s->lanes = NULL;
+    s->geo = NULL;
+    good =
+        good && cuda_ok(b, cudaMalloc((void **)&s->lanes, n * sizeof *list), "lanes") &&
+        cuda_ok(b, cudaMemcpy(s->lanes, list, n * sizeof *list, cudaMemcpyHostToDevice), "lanes");
+    mem_free(list);
+    if (good)
+        s->geo = g;
+    return good ? s->lanes : NULL;
+}
+
+/* ---- commands ---- */
+
+void cuda_do(struct cuda_backend *b, cuda_run *run, const void *params, size_t bytes)
+{
+    (void)bytes;
+    if (b->error == OK)
+        run(b, params);
+}
+
+void cuda_flush(struct cuda_backend *b)
+{
+    (void)b;
+}
+
+void cuda_step_end(struct cuda_backend *b)
+{
+    struct cuda_step *s = b->step;
+    cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
+    s->used = 0;
+    s->n_staged = 0;
+    if (s->n_slots > 0)
+        memset(s->staged, 0, s->n_slots * sizeof *s->staged);
+    if (s->head == NULL)
+        return;
+    for (struct chunk *c = s->head->next, *next; c != NULL; c = next) {
+        next = c->next;
+        chunk_destroy(c);
+    }
+    s->head->next = NULL;
+}
+
+status cuda_step_open(struct cuda_backend *b)
+{
+    b->step = (struct cuda_step *)mem_alloc(sizeof *b->step);
+    return OK;
+}
+
+void cuda_step_close(struct cuda_backend *b)
+{
+    struct cuda_step *s = b->step;
+    if (s == NULL)
+        return;
+    for (struct chunk *c = s->head, *next; c != NULL; c = next) {
+        next = c->next;
+        chunk_destroy(c);
+    }
+    mem_free(s->staged);
+    cudaFree(s->lanes);
+    mem_free(s);
+    b->step = NULL;
+}
