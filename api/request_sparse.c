@@ -53,6 +53,7 @@ static status read_plugin(struct request_draft *d, const cJSON *v)
     if (plugin == c->plugin)
         return OK;
     struct sparse_choice other = sparse_choice_make(plugin, c->budget);
+    other.min_rows = c->min_rows;
     other.interval = c->interval;
     other.top_p = c->top_p;
     *c = other;
@@ -91,7 +92,7 @@ static status read_common(struct request_draft *d, const cJSON *v)
         return OK; /* read before */
     if (strcmp(v->string, "min_context") == 0)
         return read_min_context(d, v);
-    bool whole = strcmp(v->string, "interval") == 0;
+    bool whole = strcmp(v->string, "interval") == 0 || strcmp(v->string, "min_rows") == 0;
     if (!cJSON_IsNumber(v) || (whole && v->valuedouble != floor(v->valuedouble)))
         return wrong_type(d, v->string, whole ? "an integer" : "a number");
     if (sparse_choice_set_number(&d->r->sparse, v->string, v->valuedouble) != OK)
@@ -140,8 +141,8 @@ static status read_member(struct request_draft *d, bool plugin_given, const cJSO
             return read_option(d, &p->options[i], v);
     (void)sparse_choice_set(&d->r->sparse, v->string, ""); /* says which there are */
     return request_fields_bad(d, "unknown_parameter", param_of(v->string).text,
-                              "sparse: %s, and with every plug-in budget, interval, top_p, "
-                              "miss_threshold and min_context.",
+                              "sparse: %s, and with every plug-in budget, min_rows, interval, "
+                              "top_p, miss_threshold and min_context.",
                               err_text());
 }
 

@@ -35,7 +35,8 @@ const struct sparse_instance *attention_instance(struct attention *at,
                                                  const struct sparse_choice *c);
 void attention_release(struct attention *at, const struct sparse_instance *in);
 
-/* Rows selected for a sequence of `length` positions: budget in rows, whole pages, at least one. */
+/* Rows selected for a sequence of `length` positions: budget in rows, whole pages, at least one, and
+ * no fewer than the choice's min_rows where the sequence has them. */
 uint32_t attention_budget(const struct sparse_instance *in, const struct kv_geometry *geo,
                           uint32_t length);
 /* The most pages a plan row may name: what a hot set must hold at least (slots per lane). */

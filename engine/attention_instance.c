@@ -21,6 +21,8 @@ uint32_t attention_budget(const struct sparse_instance *in, const struct kv_geom
     if (rows > length)
         rows = length;
     uint32_t pages = (uint32_t)(rows / r);
+    uint32_t least = ceil_div(in->choice.min_rows, geo->block_rows);
+    pages = max_u32(pages, min_u32(least, length / geo->block_rows));
     return max_u32(pages, 1) * geo->block_rows;
 }
 

@@ -35,6 +35,7 @@ status catalog_choose(const struct catalog_wish *w, struct sparse_choice *out)
         const char *flag, *name;
         double value;
     } common[] = {{"--sparse-budget", "budget", w->budget},
+                  {"--sparse-min-rows", "min_rows", w->min_rows},
                   {"--sparse-interval", "interval", w->interval},
                   {"--sparse-top-p", "top_p", w->top_p},
                   {"--miss-threshold", "miss_threshold", w->miss_threshold}};

@@ -15,7 +15,7 @@ struct catalog_wish {
     const char *const *files;   /* [n_files] --plugin */
     uint32_t n_options, n_files;
     double budget, top_p, miss_threshold;
-    uint32_t interval;
+    uint32_t interval, min_rows;
 };
 
 /* Loads the shared objects and reads the choice. ERR_ARG: the text names the flag and what is

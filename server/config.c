@@ -374,7 +374,8 @@ static status choose_sparse(struct config *cfg)
                                    .budget = cfg->sparse_budget,
                                    .top_p = cfg->sparse_top_p,
                                    .miss_threshold = cfg->miss_threshold,
-                                   .interval = cfg->sparse_interval};
+                                   .interval = cfg->sparse_interval,
+                                   .min_rows = cfg->sparse_min_rows};
     return catalog_choose(&w, &cfg->engine.sparse);
 }
 

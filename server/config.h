@@ -25,7 +25,7 @@ struct config {
     double sparse_budget, sparse_top_p, miss_threshold, head_policy_sparsity;
     struct option_list served_names, api_keys, origins, hosts, sparse_options, plugins;
     const char *default_name; /* of the model, if none is configured: its file's */
-    uint32_t port, ready_fd, block_rows, sparse_interval;
+    uint32_t port, ready_fd, block_rows, sparse_interval, sparse_min_rows;
     uint64_t drain_us, queue_timeout_us, seed;
     bool insecure_no_auth;
 

@@ -154,6 +154,12 @@ const struct option options_table[] = {
      .preset = "0.05",
      .help = "Rows to select per lane, beside the first and the last that are always attended: up "
              "to 1 a share of the context, above 1 a number of rows."},
+    {.name = "sparse-min-rows",
+     .group = "sparse",
+     COUNT(sparse_min_rows, 0, 1 << 30),
+     .preset = "0",
+     .help = "Select at least so many rows, however small a share the budget is: short contexts "
+             "are spared. 0: the budget alone counts."},
     {.name = "sparse-option",
      .group = "sparse",
      LIST(sparse_options),

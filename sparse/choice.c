@@ -41,7 +41,7 @@ static struct allowed allowed(const struct sparse_option *o)
 
 bool sparse_is_common(const char *name)
 {
-    static const char *const common[] = {"plugin", "budget",         "interval",
+    static const char *const common[] = {"plugin", "budget",         "min_rows",   "interval",
                                          "top_p",  "miss_threshold", "min_context"};
     for (size_t i = 0; i < ARRAY_LEN(common); i++)
         if (strcmp(common[i], name) == 0)
@@ -119,6 +119,9 @@ static status check_common(const struct sparse_choice *c)
                    "budget must be a share of the context, above 0 to 1, or more than 1: "
                    "a number of rows, at most %d; got %g",
                    MAX_BUDGET, (double)c->budget);
+    if (c->min_rows > MAX_BUDGET)
+        return err(ERR_ARG, "min_rows must be a whole number, 0 to %d, got %u", MAX_BUDGET,
+                   c->min_rows);
     if (c->interval < 1 || c->interval > MAX_INTERVAL)
         return err(ERR_ARG, "interval must be a whole number, 1 to %d, got %u", MAX_INTERVAL,
                    c->interval);
@@ -134,19 +137,24 @@ static status check_common(const struct sparse_choice *c)
 static status set_common(struct sparse_choice *c, const char *name, double v, bool *known)
 {
     struct sparse_choice to = *c;
+    bool whole = v >= 0 && v <= MAX_BUDGET && v == floor(v);
     *known = true;
     if (strcmp(name, "budget") == 0)
         to.budget = (float)v;
+    else if (strcmp(name, "min_rows") == 0)
+        to.min_rows = whole ? (uint32_t)v : UINT32_MAX;
     else if (strcmp(name, "top_p") == 0)
         to.top_p = (float)v;
     else if (strcmp(name, "miss_threshold") == 0)
         to.miss_threshold = (float)v;
     else if (strcmp(name, "interval") == 0)
-        to.interval = v >= 1 && v <= MAX_INTERVAL && v == floor(v) ? (uint32_t)v : 0;
+        to.interval = whole && v <= MAX_INTERVAL ? (uint32_t)v : 0;
     else
         *known = false;
     if (*known && to.interval == 0)
         return err(ERR_ARG, "interval must be a whole number, 1 to %d, got %.9g", MAX_INTERVAL, v);
+    if (*known && to.min_rows == UINT32_MAX)
+        return err(ERR_ARG, "min_rows must be a whole number, 0 to %d, got %.9g", MAX_BUDGET, v);
     if (*known)
         TRY(check_common(&to));
     *c = to;
@@ -304,7 +312,8 @@ status sparse_choice_check(const struct sparse_choice *c, const struct kv_geomet
 bool sparse_choice_equal(const struct sparse_choice *a, const struct sparse_choice *b)
 {
     if (a->plugin != b->plugin || a->interval != b->interval || a->budget != b->budget ||
-        a->top_p != b->top_p || a->miss_threshold != b->miss_threshold)
+        a->min_rows != b->min_rows || a->top_p != b->top_p ||
+        a->miss_threshold != b->miss_threshold)
         return false;
     for (uint32_t i = 0; i < sparse_at(a->plugin)->n_options; i++)
         if (a->values[i] != b->values[i])

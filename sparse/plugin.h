@@ -42,7 +42,7 @@ struct sparse_choice {
     float budget;         /* (0, 1]: share of the context; > 1: rows. Selected rows per lane */
     float top_p;          /* 1: off */
     float miss_threshold; /* 0: off */
-    uint32_t pad;
+    uint32_t min_rows; /* the budget is at least so many rows, where the context has them; 0: off */
     double values[SPARSE_MAX_OPTIONS];
 };
 
@@ -133,8 +133,8 @@ struct sparse_choice sparse_choice_make(uint32_t plugin, float budget);
 /* Sets one option from text ("on", "8", "0.25", a choice). ERR_ARG: unknown name or value out of
  * range; the text names the allowed ones. */
 status sparse_choice_set(struct sparse_choice *c, const char *name, const char *value);
-/* The same from a number (JSON), choices by text only; also budget, interval, top_p and
- * miss_threshold. */
+/* The same from a number (JSON), choices by text only; also budget, min_rows, interval, top_p
+ * and miss_threshold. */
 status sparse_choice_set_number(struct sparse_choice *c, const char *name, double value);
 /* Ranges of every option, describe(), and ranges of the common fields. A choice of zeros is `dense`,
  * of which nothing else is checked. */

@@ -113,7 +113,8 @@ double eval_list_number(const char *text, double *out)
 /* What every plug-in has; the budget is a word of its own. */
 static bool is_common(const char *name)
 {
-    return strcmp(name, "interval") == 0 || strcmp(name, "top_p") == 0;
+    return strcmp(name, "interval") == 0 || strcmp(name, "min_rows") == 0 ||
+           strcmp(name, "top_p") == 0;
 }
 
 static status set_option(struct sparse_choice *c, const char *name, const char *value)

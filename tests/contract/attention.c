@@ -227,11 +227,13 @@ static void open_attention(uint32_t max_positions)
     }
 }
 
-static const struct sparse_instance *instance(const char *plugin, float budget, uint32_t interval)
+static const struct sparse_instance *instance_of(const char *plugin, float budget,
+                                                 uint32_t min_rows, uint32_t interval)
 {
     uint32_t i;
     CHECK(sparse_find(plugin, &i) == OK);
     struct sparse_choice c = sparse_choice_make(i, budget);
+    c.min_rows = min_rows;
     c.interval = interval;
     const struct sparse_instance *in = attention_instance(at, &c);
     if (in == NULL) {
@@ -239,6 +241,11 @@ static const struct sparse_instance *instance(const char *plugin, float budget, 
         exit(1);
     }
     return in;
+}
+
+static const struct sparse_instance *instance(const char *plugin, float budget, uint32_t interval)
+{
+    return instance_of(plugin, budget, 0, interval);
 }
 
 static const uint32_t *blocks_of(uint32_t name, uint32_t n)
@@ -469,6 +476,16 @@ static void budgets_are_whole_pages(void)
     ok(attention_min_slots(five, &geo, 7232) == 22 + 1, "a plan names these pages and the sinks'");
     ok(attention_min_slots(all, &geo, 7232) == 7 * 64, "but no more than are sealed");
     ok(attention_min_slots(all, &geo, 1087) == 0, "of which a short sequence has none");
+    const struct sparse_instance *least = instance_of("quest", 0.02f, 1000, 1);
+    ok(attention_budget(least, &geo, 7232) == 1008,
+       "at least 1,000 rows are 63 pages of 16, though 2 %% are fewer");
+    ok(attention_budget(least, &geo, 90000) == 1792, "where 2 %% are more they count");
+    ok(attention_budget(least, &geo, 510) == 496 && attention_budget(least, &geo, 10) == R,
+       "a shorter sequence has its whole pages, and one at least");
+    ok(attention_min_slots(least, &geo, 7232) == 63 + 1 &&
+           attention_min_slots(least, &geo, 1088) == 64,
+       "the hot set holds them, or what is sealed");
+    attention_release(at, least);
     attention_release(at, five);
     attention_release(at, some);
     attention_release(at, rows);

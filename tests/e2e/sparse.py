@@ -28,7 +28,7 @@ def requests_are_checked():
             f'sparse.plugin: unknown plug-in "wawe"; there are {others}.')
     refused(server, {"estimat": 1}, "sparse.estimat", "unknown_parameter",
             'sparse: unknown option "estimat" of plug-in wave, which has outliers, estimate, balance, coarse_group, coarse_open, '
-            "reduce, codes, known, and with every plug-in budget, interval, top_p, miss_threshold and min_context.")
+            "reduce, codes, known, and with every plug-in budget, min_rows, interval, top_p, miss_threshold and min_context.")
     refused(server, {"budget": 0}, "sparse.budget", "invalid_value",
             "sparse.budget must be a share of the context, above 0 to 1, or more than 1: a number of rows, at most 1073741824; got 0.")
     refused(server, {"budget": "a lot"}, "sparse.budget", "invalid_type", "`sparse.budget` must be a number.")
@@ -42,7 +42,7 @@ def requests_are_checked():
             "sparse: miss_threshold must be 0 with plug-in signs, got 0.1: it keeps nothing from which a page could be estimated.")
     refused(server, "wave", "sparse", "invalid_type", "`sparse` must be an object.")
     for fields in ({}, None, {"plugin": "dense"}, {"plugin": "quest", "budget": 64, "reduce": "sum_prob"}, {"plugin": "signs", "sinks": 32},
-                   {"budget": 0.02, "interval": 1, "top_p": 1, "miss_threshold": 0, "estimate": 0.25, "min_context": 0}):
+                   {"budget": 0.02, "min_rows": 1024, "interval": 1, "top_p": 1, "miss_threshold": 0, "estimate": 0.25, "min_context": 0}):
         got = complete(server, "hello", max_tokens=2, sparse=fields)
         ok(got.status == 200, f"served: {json.dumps(fields)}", got)
     settles(server, "and nothing is left")

@@ -233,8 +233,8 @@ static void sparse_attention_is_chosen(void)
     struct config c;
     loads("no flags", LOAD(&c) == OK);
     const struct sparse_choice *s = &c.engine.sparse;
-    ok(s->plugin == 0 && s->budget == 0.05f && s->interval == 1 && s->top_p == 1 &&
-           s->miss_threshold == 0 && c.engine.sparse_min_context == 0,
+    ok(s->plugin == 0 && s->budget == 0.05f && s->interval == 1 && s->min_rows == 0 &&
+           s->top_p == 1 && s->miss_threshold == 0 && c.engine.sparse_min_context == 0,
        "  dense, a budget of 5 %% for who asks");
     ok(strcmp(c.engine.heads.name, "none") == 0 && c.engine.heads.exempt_layers == 1 &&
            c.engine.heads.sparsity == -1 && c.engine.heads.file == NULL &&
@@ -247,13 +247,13 @@ static void sparse_attention_is_chosen(void)
     loads("everything",
           LOAD(&c, "--sparse", "wave", "--sparse-budget", "0.02", "--sparse-option", "estimate=0.5",
                "--sparse-option", "outliers=2", "x.gguf", "--sparse-interval=2",
-               "--sparse-top-p=0.9", "--miss-threshold", "0.05", "--sparse-min-context", "4k",
-               "--head-policy", "DUO", "--head-policy-file", "f", "--head-policy-sparsity", "0.25",
-               "--head-policy-sinks=32", "--head-policy-recent=512", "--sparse-exempt-layers=0",
-               "--no-write-behind") == OK);
+               "--sparse-min-rows=1k", "--sparse-top-p=0.9", "--miss-threshold", "0.05",
+               "--sparse-min-context", "4k", "--head-policy", "DUO", "--head-policy-file", "f",
+               "--head-policy-sparsity", "0.25", "--head-policy-sinks=32",
+               "--head-policy-recent=512", "--sparse-exempt-layers=0", "--no-write-behind") == OK);
     ok(strcmp(sparse_at(s->plugin)->name, "wave") == 0 && s->budget == 0.02f &&
-           s->values[1] == 0.5 && s->values[0] == 2 && s->interval == 2 && s->top_p == 0.9f &&
-           s->miss_threshold == 0.05f && c.engine.sparse_min_context == 4000,
+           s->values[1] == 0.5 && s->values[0] == 2 && s->interval == 2 && s->min_rows == 1000 &&
+           s->top_p == 0.9f && s->miss_threshold == 0.05f && c.engine.sparse_min_context == 4000,
        "  arrives");
     ok(strcmp(c.engine.heads.name, "duo") == 0 && strcmp(c.engine.heads.file, "f") == 0 &&
            c.engine.heads.sparsity == 0.25f && c.engine.heads.sinks == 32 &&

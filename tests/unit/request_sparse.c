@@ -77,23 +77,26 @@ static void what_is_absent_is_the_servers(void)
        "the same plug-in, and nulls, change nothing");
     request_free(r);
     catalog.preset.miss_threshold = 0.5f;
+    catalog.preset.min_rows = 512;
     r = sparse(C, "{\"plugin\":\"quest\"}");
     ok(r && strcmp(plugin_of(r)->name, "quest") == 0 && r->sparse.budget == 0.1f &&
-           r->sparse.values[0] == REDUCE_MAX_PROB && r->sparse.miss_threshold == 0,
-       "another plug-in: the server's budget, its own presets, nothing estimated");
+           r->sparse.min_rows == 512 && r->sparse.values[0] == REDUCE_MAX_PROB &&
+           r->sparse.miss_threshold == 0,
+       "another plug-in: the server's budget and minimum, its own presets, nothing estimated");
     request_free(r);
     catalog.preset.miss_threshold = 0;
+    catalog.preset.min_rows = 0;
 }
 
 static void what_is_said_arrives(void)
 {
     serve("dense", NULL, 0);
-    struct request *r =
-        sparse(C, "{\"budget\":300,\"estimate\":0.125,\"interval\":2.0,\"top_p\":0.9,"
-                  "\"miss_threshold\":0.05,\"min_context\":0,\"balance\":true,\"outliers\":1,"
-                  "\"reduce\":\"sum_prob\",\"coarse_group\":4,\"plugin\":\"wave\"}");
+    struct request *r = sparse(
+        C, "{\"budget\":300,\"min_rows\":1024,\"estimate\":0.125,\"interval\":2.0,\"top_p\":0.9,"
+           "\"miss_threshold\":0.05,\"min_context\":0,\"balance\":true,\"outliers\":1,"
+           "\"reduce\":\"sum_prob\",\"coarse_group\":4,\"plugin\":\"wave\"}");
     ok(r && strcmp(plugin_of(r)->name, "wave") == 0 && r->sparse.budget == 300 &&
-           r->sparse.interval == 2 && r->sparse.top_p == 0.9f &&
+           r->sparse.min_rows == 1024 && r->sparse.interval == 2 && r->sparse.top_p == 0.9f &&
            r->sparse.miss_threshold == 0.05f && r->sparse_min_context == 0,
        "what every plug-in has, whatever the order of keys");
     ok(r && r->sparse.values[0] == 1 && r->sparse.values[1] == 0.125 && r->sparse.values[2] == 1 &&
@@ -136,6 +139,15 @@ static void mistakes_are_named(void)
          "sparse.interval must be a whole number, 1 to 1024, got 1e+300."},
         {"{\"interval\":1.5}", "sparse.interval", "invalid_type",
          "`sparse.interval` must be an integer."},
+        {"{\"min_rows\":-1}", "sparse.min_rows", "invalid_value",
+         "sparse.min_rows must be a whole number, 0 to 1073741824, got -1."},
+        {"{\"min_rows\":1073741825}", "sparse.min_rows", "invalid_value",
+         "sparse.min_rows must be a whole number, 0 to 1073741824, got 1.07374182e+09."},
+        {"{\"min_rows\":0.5}", "sparse.min_rows", "invalid_type",
+         "`sparse.min_rows` must be an integer."},
+        {"{\"min_rows\":1024,\"plugin\":\"dense\"}", "sparse.min_rows", "invalid_value",
+         "sparse.min_rows has no effect with plug-in dense; sparse.plugin may be one of dense, "
+         "oracle, quest, wave."},
         {"{\"top_p\":0}", "sparse.top_p", "invalid_value",
          "sparse.top_p must be a number above 0, at most 1, got 0."},
         {"{\"top_p\":true}", "sparse.top_p", "invalid_type", "`sparse.top_p` must be a number."},
@@ -150,11 +162,10 @@ static void mistakes_are_named(void)
         {"{\"estimat\":1}", "sparse.estimat", "unknown_parameter",
          "sparse: unknown option \"estimat\" of plug-in wave, which has outliers, estimate, "
          "balance, coarse_group, coarse_open, reduce, codes, known, and with every plug-in budget, "
-         "interval, "
-         "top_p, miss_threshold and min_context."},
+         "min_rows, interval, top_p, miss_threshold and min_context."},
         {"{\"plugin\":\"quest\",\"estimate\":0.5}", "sparse.estimate", "unknown_parameter",
          "sparse: unknown option \"estimate\" of plug-in quest, which has reduce, and with every "
-         "plug-in budget, interval, top_p, miss_threshold and min_context."},
+         "plug-in budget, min_rows, interval, top_p, miss_threshold and min_context."},
         {"{\"plugin\":\"dense\",\"estimate\":0.5}", "sparse.estimate", "invalid_value",
          "sparse.estimate has no effect with plug-in dense; sparse.plugin may be one of dense, "
          "oracle, quest, wave."},

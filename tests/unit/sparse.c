@@ -161,11 +161,23 @@ static void common_fields_have_ranges(void)
         says(check(&c, 8, &t), text);
     }
     c = choice("wave"), c.budget = 1, c.interval = 1024, c.top_p = 0.01f, c.miss_threshold = 1;
+    c.min_rows = 1 << 30;
     ok(check(&c, 8, &t) == OK, "the edges are good");
     c.interval = 0;
     says(check(&c, 8, &t), "interval must be a whole number, 1 to 1024, got 0");
     c.interval = 1025;
     says(check(&c, 8, &t), "interval must be a whole number, 1 to 1024, got 1025");
+    c = choice("wave"), c.min_rows = (1 << 30) + 1;
+    says(check(&c, 8, &t), "min_rows must be a whole number, 0 to 1073741824, got 1073741825");
+    c = choice("wave"), c.min_rows = 5;
+    says(sparse_choice_set_number(&c, "min_rows", 0.5),
+         "min_rows must be a whole number, 0 to 1073741824, got 0.5");
+    says(sparse_choice_set_number(&c, "min_rows", NAN),
+         "min_rows must be a whole number, 0 to 1073741824, got nan");
+    ok(c.min_rows == 5 && sparse_choice_set_number(&c, "min_rows", 1024) == OK &&
+           c.min_rows == 1024 && sparse_choice_set_number(&c, "min_rows", 0) == OK &&
+           c.min_rows == 0 && sparse_is_common("min_rows"),
+       "a good minimum of rows is taken, a bad one changes nothing");
     c = choice("wave"), c.top_p = 0;
     says(check(&c, 8, &t), "top_p must be a number above 0, at most 1, got 0");
     c.top_p = 1.5f;
@@ -439,6 +451,8 @@ static void equal_choices_are_equal(void)
     ok(!sparse_choice_equal(&a, &b), "and so does the budget");
     b = a, b.interval = 2;
     ok(!sparse_choice_equal(&a, &b), "and the interval");
+    b = a, b.min_rows = 1024;
+    ok(!sparse_choice_equal(&a, &b), "and the minimum of rows");
 }
 
 /* ---- the third party's numbers ---- */
