@@ -8,15 +8,24 @@
 #include "kernels/cuda/linear.h"
 
 #include <algorithm>
+#include <string.h>
 
 enum {
     PREPARE_THREADS = 256,
     WIDE_BYTES = 256 << 20, /* gate and up of so many bytes at a time: 2,340 rows of Llama-3.1-8B */
+    WORKSPACE_BYTES =
+        64 << 20, /* cuBLAS asks for 32 MiB on Hopper; its own could not be captured */
 };
 
 status cuda_linear_open(struct cuda_backend *b)
 {
-    b->linear = (struct cuda_linear *)mem_alloc(sizeof *b->linear);
+    struct cuda_linear *l = (struct cuda_linear *)mem_alloc(sizeof *l);
+    b->linear = l;
+    if (!cuda_reserve(b, &l->workspace, &l->workspace_bytes, WORKSPACE_BYTES))
+        return err(b->error, "%s", b->text);
+    cublasStatus_t st = cublasSetWorkspace(b->blas, l->workspace, l->workspace_bytes);
+    if (st != CUBLAS_STATUS_SUCCESS)
+        return err(ERR_DEVICE, "cuda: cuBLAS: workspace: %s", cublasGetStatusName(st));
     return cuda_skinny_open(b);
 }
 
@@ -27,6 +36,7 @@ void cuda_linear_close(struct cuda_backend *b)
     cuda_upload_close(b);
     cudaFree(b->linear->x);
     cudaFree(b->linear->wide);
+    cudaFree(b->linear->workspace);
     mem_free(b->linear);
     b->linear = NULL;
 }
@@ -77,29 +87,44 @@ __global__ static void swiglu_kernel(const float *wide, uint32_t half, float *ou
     out[(size_t)blockIdx.y * half + k] = g / (1 + expf(-g)) * row[half + k];
 }
 
-static void prepare(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
-                    uint32_t first, uint32_t n)
-{
-    prepare_kernel<<<n, PREPARE_THREADS, 0, b->stream>>>(
-        (const float *)a->in, rows, first, (const float *)a->norm_gain, a->norm_eps, a->w->cols,
-        a->w->pitch, (__nv_bfloat16 *)b->linear->x);
-    (void)cuda_launched(b, "linear: prepare");
-}
+/* The wide way as a command: rows [first, first + n) of a call. */
+struct wide_call {
+    const __nv_bfloat16 *w;
+    const float *in, *gain;
+    const uint32_t *rows; /* NULL: 0 and on */
+    float *out, *wide;    /* wide: gate and up of SWIGLU, else NULL */
+    __nv_bfloat16 *x;
+    float eps;
+    uint32_t first, n, w_rows, cols, pitch, add;
+};
 
 /* out[n][rows] = x[n][cols] W^T, plus out itself with ADD. cuBLAS thinks in columns: out^T = W x^T. */
-static void multiply(struct cuda_backend *b, const struct weight *w, uint32_t n, bool add,
-                     float *out)
+static void multiply(struct cuda_backend *b, const struct wide_call *c, float *out)
 {
-    float one = 1, beta = add ? 1.0f : 0.0f;
-    cublasStatus_t st = cublasGemmEx(
-        b->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)w->rows, (int)n, (int)w->pitch, &one, w->values,
-        CUDA_R_16BF, (int)w->pitch, b->linear->x, CUDA_R_16BF, (int)w->pitch, &beta, out,
-        CUDA_R_32F, (int)w->rows, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    float one = 1, beta = c->add ? 1.0f : 0.0f;
+    cublasStatus_t st = cublasGemmEx(b->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)c->w_rows, (int)c->n,
+                                     (int)c->pitch, &one, c->w, CUDA_R_16BF, (int)c->pitch, c->x,
+                                     CUDA_R_16BF, (int)c->pitch, &beta, out, CUDA_R_32F,
+                                     (int)c->w_rows, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     if (st != CUBLAS_STATUS_SUCCESS)
         (void)cuda_ok(b, cudaErrorUnknown, cublasGetStatusName(st));
 }
 
-void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a)
+static void run_wide(struct cuda_backend *b, const void *params)
+{
+    const struct wide_call *c = (const struct wide_call *)params;
+    prepare_kernel<<<c->n, PREPARE_THREADS, 0, b->stream>>>(c->in, c->rows, c->first, c->gain,
+                                                            c->eps, c->cols, c->pitch, c->x);
+    (void)cuda_launched(b, "linear: prepare");
+    multiply(b, c, c->wide != NULL ? c->wide : c->out);
+    if (c->wide == NULL)
+        return;
+    uint32_t half = c->w_rows / 2;
+    swiglu_kernel<<<dim3((half + 255) / 256, c->n), 256, 0, b->stream>>>(c->wide, half, c->out);
+    (void)cuda_launched(b, "linear: swiglu");
+}
+
+void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows)
 {
     const struct weight *w = a->w;
     struct cuda_linear *l = b->linear;
@@ -109,37 +134,53 @@ void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a)
     uint32_t step = std::min(a->n_rows, 65535u); /* rows are a grid's y in swiglu_kernel */
     if (pair)
         step = std::min(step, (uint32_t)std::max((size_t)1, WIDE_BYTES / wide_row));
-    if (!cuda_reserve(b, &l->x, &l->x_bytes, step * x_row) ||
-        (pair && !cuda_reserve(b, &l->wide, &l->wide_bytes, step * wide_row)))
-        return;
-    const uint32_t *rows = NULL;
-    if (a->rows != NULL &&
-        (rows = (const uint32_t *)cuda_stage(b, a->rows, a->n_rows * sizeof *rows)) == NULL)
+    if (!cuda_reserve(b, &l->x, &l->x_bytes, cuda_bucket(step) * x_row) ||
+        (pair && !cuda_reserve(b, &l->wide, &l->wide_bytes, cuda_bucket(step) * wide_row)))
         return;
     for (uint32_t at = 0; at < a->n_rows; at += step) {
-        uint32_t n = std::min(step, a->n_rows - at);
-        float *out = (float *)a->out + (size_t)at * out_cols;
-        prepare(b, a, rows, at, n);
-        multiply(b, w, n, a->mode == LINEAR_ADD, pair ? (float *)l->wide : out);
-        if (!pair)
-            continue;
-        swiglu_kernel<<<dim3((out_cols + 255) / 256, n), 256, 0, b->stream>>>((float *)l->wide,
-                                                                              out_cols, out);
-        (void)cuda_launched(b, "linear: swiglu");
+        struct wide_call c;
+        memset(&c, 0, sizeof c);
+        c.w = w->values;
+        c.in = (const float *)a->in;
+        c.gain = (const float *)a->norm_gain;
+        c.rows = rows;
+        c.out = (float *)a->out + (size_t)at * out_cols;
+        c.wide = pair ? (float *)l->wide : NULL;
+        c.x = (__nv_bfloat16 *)l->x;
+        c.eps = a->norm_eps;
+        c.first = at;
+        c.n = std::min(step, a->n_rows - at);
+        c.w_rows = w->rows;
+        c.cols = w->cols;
+        c.pitch = w->pitch;
+        c.add = a->mode == LINEAR_ADD;
+        cuda_do(b, run_wide, &c, sizeof c);
     }
+}
+
+/* True if the list says nothing: then it need not be staged, nor read. */
+static bool in_order(const uint32_t *rows, uint32_t n)
+{
+    for (uint32_t i = 0; rows != NULL && i < n; i++)
+        if (rows[i] != i)
+            return false;
+    return true;
 }
 
 void cuda_linear(struct backend *be, const struct linear_args *a)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
+    const uint32_t *rows = NULL;
     if (a->n_rows == 0 || a->w->rows == 0)
         return;
-    if (a->n_rows <= SKINNY_ROWS) {
-        struct skinny_plan p = cuda_skinny_plan(b, a);
-        if (p.tiles != 0) {
-            cuda_skinny_run(b, a, p);
-            return;
-        }
-    }
-    cuda_linear_wide(b, a);
+    if (!in_order(a->rows, a->n_rows) &&
+        (rows = (const uint32_t *)cuda_stage(b, a->rows, a->n_rows * sizeof *rows)) == NULL)
+        return;
+    struct skinny_plan p = {};
+    if (a->n_rows <= SKINNY_ROWS)
+        p = cuda_skinny_plan(b, a);
+    if (p.tiles != 0)
+        cuda_skinny_run(b, a, rows, p);
+    else
+        cuda_linear_wide(b, a, rows);
 }

@@ -28,16 +28,17 @@ struct skinny_plan {
 
 /* linear.cu */
 struct cuda_linear {
-    void *x, *wide; /* scratch: bf16 [rows][pitch]; float [rows][gate and up] */
-    size_t x_bytes, wide_bytes;
+    void *x, *wide;  /* scratch: bf16 [rows][pitch]; float [rows][gate and up] */
+    void *workspace; /* cuBLAS's */
+    size_t x_bytes, wide_bytes, workspace_bytes;
     void *pinned[2];         /* weight.cu: UPLOAD_BYTES each, allocated at the first upload */
     cudaEvent_t uploaded[2]; /* the copy out of pinned[i] */
     /* skinny.cu: clusters of 1, 2, 4 and 8 blocks that run at once, a block per multiprocessor; 0: the
      * device has no clusters (before sm_90), nor launches that overlap */
     uint32_t clusters[4];
 };
-/* Any number of rows, through cuBLAS. */
-void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a);
+/* Any number of rows, through cuBLAS. rows: a->rows on the device, or NULL where they are 0 and on. */
+void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows);
 
 /* weight.cu */
 void cuda_upload_close(struct cuda_backend *b);
@@ -46,6 +47,7 @@ void cuda_upload_close(struct cuda_backend *b);
 status cuda_skinny_open(struct cuda_backend *b);
 struct skinny_plan cuda_skinny_plan(const struct cuda_backend *b, const struct linear_args *a);
 size_t cuda_skinny_shared(const struct linear_args *a, struct skinny_plan p); /* bytes per block */
-void cuda_skinny_run(struct cuda_backend *b, const struct linear_args *a, struct skinny_plan p);
+void cuda_skinny_run(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
+                     struct skinny_plan p);
 
 #endif

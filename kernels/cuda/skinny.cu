@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <cooperative_groups.h>
+#include <string.h>
 
 namespace cg = cooperative_groups;
 
@@ -37,9 +38,9 @@ struct skinny_args {
     const __nv_bfloat16 *w;
     const float *in, *gain; /* gain: NULL: no norm */
     float *out;
-    uint32_t rows[SKINNY_ROWS]; /* of in */
-    uint32_t n, cols, steps;    /* steps: the pitch in STEPs */
-    uint32_t out_rows;          /* numbers of a row of out */
+    const uint32_t *rows;    /* of in; NULL: 0 and on */
+    uint32_t n, cols, steps; /* steps: the pitch in STEPs */
+    uint32_t out_rows;       /* numbers of a row of out */
     uint32_t slices_log2, split_log2;
     uint32_t groups; /* of as many rows as a cluster takes at a time */
     float eps;
@@ -154,7 +155,8 @@ __device__ static inline void load_chunk(const struct skinny_args &a, const stru
     *x = *gain = make_float4(0, 0, 0, 0);
     if (c.k >= c.end)
         return;
-    *x = load4(a.in + (size_t)a.rows[c.row] * a.cols, c.k, a.cols);
+    uint32_t row = a.rows != NULL ? a.rows[c.row] : c.row;
+    *x = load4(a.in + (size_t)row * a.cols, c.k, a.cols);
     if (a.gain != NULL)
         *gain = load4(a.gain, c.k, a.cols);
 }
@@ -425,11 +427,18 @@ static uint32_t log2_of(uint32_t n)
     return (uint32_t)__builtin_ctz(n);
 }
 
+/* As a command. */
+struct skinny_call {
+    struct skinny_args args;
+    struct skinny_plan plan;
+    size_t shared;
+    bool pair;
+};
+
 template <int TILES, bool PAIR>
-static bool launch(struct cuda_backend *b, struct skinny_args *a, struct skinny_plan p,
-                   size_t shared)
+static bool launch(struct cuda_backend *b, const struct skinny_call *call)
 {
-    uint32_t group_rows = WARPS * p.split / p.slices * (PAIR ? 16 : 16 * TILES);
+    struct skinny_plan p = call->plan;
     uint32_t most = b->linear->clusters[log2_of(p.split)] * p.per_sm;
     cudaLaunchAttribute attrs[2] = {};
     attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -437,15 +446,26 @@ static bool launch(struct cuda_backend *b, struct skinny_args *a, struct skinny_
     attrs[1].id = cudaLaunchAttributeClusterDimension;
     attrs[1].val.clusterDim.x = p.split;
     attrs[1].val.clusterDim.y = attrs[1].val.clusterDim.z = 1;
-    a->groups = (a->out_rows + group_rows - 1) / group_rows;
     cudaLaunchConfig_t c = {};
-    c.gridDim = dim3(std::min(a->groups, most) * p.split);
+    c.gridDim = dim3(std::min(call->args.groups, most) * p.split);
     c.blockDim = dim3(THREADS);
-    c.dynamicSmemBytes = shared;
+    c.dynamicSmemBytes = call->shared;
     c.stream = b->stream;
     c.attrs = attrs;
     c.numAttrs = b->linear->clusters[1] == 0 ? 0 : p.split > 1 ? 2 : 1;
-    return cuda_ok(b, cudaLaunchKernelEx(&c, skinny_kernel<TILES, PAIR>, *a), "linear: skinny");
+    return cuda_ok(b, cudaLaunchKernelEx(&c, skinny_kernel<TILES, PAIR>, call->args),
+                   "linear: skinny");
+}
+
+static void run_skinny(struct cuda_backend *b, const void *params)
+{
+    const struct skinny_call *call = (const struct skinny_call *)params;
+    if (call->pair)
+        (void)launch<2, true>(b, call);
+    else if (call->plan.tiles == 2)
+        (void)launch<2, false>(b, call);
+    else
+        (void)launch<1, false>(b, call);
 }
 
 template <int TILES, bool PAIR> static bool allow_shared(struct cuda_backend *b)
@@ -499,31 +519,31 @@ size_t cuda_skinny_shared(const struct linear_args *a, struct skinny_plan p)
            (p.tiles == 1 ? sizeof(struct partials<1>) : sizeof(struct partials<2>));
 }
 
-void cuda_skinny_run(struct cuda_backend *b, const struct linear_args *a, struct skinny_plan p)
+void cuda_skinny_run(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
+                     struct skinny_plan p)
 {
-    bool pair = a->mode == LINEAR_SWIGLU;
-    struct skinny_args s = {};
-    s.w = a->w->values;
-    s.in = (const float *)a->in;
-    s.gain = (const float *)a->norm_gain;
-    s.out = (float *)a->out;
-    for (uint32_t i = 0; i < a->n_rows; i++)
-        s.rows[i] = a->rows != NULL ? a->rows[i] : i;
-    s.n = a->n_rows;
-    s.cols = a->w->cols;
-    s.steps = a->w->pitch / STEP;
-    s.out_rows = pair ? a->w->rows / 2 : a->w->rows;
-    s.slices_log2 = log2_of(p.slices);
-    s.split_log2 = log2_of(p.split);
-    s.eps = a->norm_eps;
-    s.add = a->mode == LINEAR_ADD;
-    size_t shared = cuda_skinny_shared(a, p);
-    if (pair)
-        (void)launch<2, true>(b, &s, p, shared);
-    else if (p.tiles == 2)
-        (void)launch<2, false>(b, &s, p, shared);
-    else
-        (void)launch<1, false>(b, &s, p, shared);
+    struct skinny_call c;
+    memset(&c, 0, sizeof c);
+    c.pair = a->mode == LINEAR_SWIGLU;
+    c.plan = p;
+    c.shared = cuda_skinny_shared(a, p);
+    struct skinny_args *s = &c.args;
+    s->w = a->w->values;
+    s->in = (const float *)a->in;
+    s->gain = (const float *)a->norm_gain;
+    s->out = (float *)a->out;
+    s->rows = rows;
+    s->n = a->n_rows;
+    s->cols = a->w->cols;
+    s->steps = a->w->pitch / STEP;
+    s->out_rows = c.pair ? a->w->rows / 2 : a->w->rows;
+    s->slices_log2 = log2_of(p.slices);
+    s->split_log2 = log2_of(p.split);
+    uint32_t group_rows = WARPS * p.split / p.slices * (c.pair ? 16 : 16 * p.tiles);
+    s->groups = (s->out_rows + group_rows - 1) / group_rows;
+    s->eps = a->norm_eps;
+    s->add = a->mode == LINEAR_ADD;
+    cuda_do(b, run_skinny, &c, sizeof c);
 }
 
 /* tiles == 0: not for this kernel. Chosen from tests/cuda/bench_linear's measurements of all plans on an

@@ -217,6 +217,20 @@ __global__ static void embed_kernel(const __nv_bfloat16 *table, uint32_t cols, u
         to[k] = __bfloat162float(row[k]);
 }
 
+struct embed_call {
+    const __nv_bfloat16 *table;
+    const uint32_t *tokens;
+    float *out;
+    uint32_t cols, pitch, n_rows;
+};
+
+static void run_embed(struct cuda_backend *b, const void *params)
+{
+    const struct embed_call *c = (const struct embed_call *)params;
+    embed_kernel<<<c->n_rows, 256, 0, b->stream>>>(c->table, c->cols, c->pitch, c->tokens, c->out);
+    (void)cuda_launched(b, "embed");
+}
+
 void cuda_embed(struct backend *be, const struct embed_args *a)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
@@ -225,10 +239,14 @@ void cuda_embed(struct backend *be, const struct embed_args *a)
         return;
     for (uint32_t i = 0; i < a->n_rows; i++)
         CHECK(a->tokens[i] < w->rows);
-    const uint32_t *tokens = (const uint32_t *)cuda_stage(b, a->tokens, a->n_rows * sizeof *tokens);
-    if (tokens == NULL)
-        return;
-    embed_kernel<<<a->n_rows, 256, 0, b->stream>>>(w->values, w->cols, w->pitch, tokens,
-                                                   (float *)a->out);
-    (void)cuda_launched(b, "embed");
+    struct embed_call c;
+    memset(&c, 0, sizeof c);
+    c.table = w->values;
+    c.tokens = (const uint32_t *)cuda_stage(b, a->tokens, a->n_rows * sizeof *a->tokens);
+    c.out = (float *)a->out;
+    c.cols = w->cols;
+    c.pitch = w->pitch;
+    c.n_rows = a->n_rows;
+    if (c.tokens != NULL)
+        cuda_do(b, run_embed, &c, sizeof c);
 }

@@ -100,9 +100,9 @@ static double time_calls(const std::vector<struct weight> &w, struct linear_args
         for (size_t i = 0; i < (pass == 0 ? 1 : w.size()); i++) {
             a.w = &w[i];
             if (plan != NULL)
-                cuda_skinny_run(b, &a, *plan);
+                cuda_skinny_run(b, &a, NULL, *plan);
             else
-                cuda_linear_wide(b, &a);
+                cuda_linear_wide(b, &a, NULL);
         }
     }
     must(cudaStreamEndCapture(b->stream, &graph) == cudaSuccess, "capture");
