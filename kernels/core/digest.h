@@ -71,10 +71,13 @@ CORE_FN size_t digest_bounds_bytes(uint32_t dim, uint32_t parts)
 
 CORE_FN struct digest_layout digest_layout_of(uint32_t dim, const struct digest_desc *d)
 {
-    struct digest_layout l = {0};
+    struct digest_layout l;
     size_t at = digest_offset(d);
     l.dim = dim;
     l.parts = d->parts;
+    l.kinds = 0;
+    l.first_row = l.vectors = l.vector_bytes = l.coarse = 0;
+    l.bounds = l.values = l.scales = l.codes = 0;
     if (d->order == ORDER_KMEANS)
         l.first_row = SEGMENT_ROWS * sizeof(uint16_t);
     if (d->kind == DIGEST_CENTROID || d->kind == DIGEST_CODES) {
