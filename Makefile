@@ -56,7 +56,7 @@ ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c -mavx2 -mprefer-vector-width=512
 isa-of      = $(foreach isa,avx2 avx512,$(if $(findstring _$(isa).c,$(1)),$(ISA_$(isa))))
 
-FOLDERS := kernels kernels/cpu kernels/mock cache sparse engine engine/model engine/text engine/tool api server
+FOLDERS := kernels kernels/cpu kernels/mock cache sparse engine engine/model engine/text engine/tool api api/load server
 # The fuzzers parse and do not compute.
 FOLDERS := $(if $(FUZZ),$(filter-out kernels/cpu,$(FOLDERS)),$(FOLDERS))
 SRC     := $(filter-out server/main.c,$(wildcard $(addsuffix /*.c,$(FOLDERS))))

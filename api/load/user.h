@@ -1,0 +1,31 @@
+/* Users of a load: each arrives, asks over a connection of its own, reads, pauses and asks again. */
+#ifndef API_LOAD_USER_H
+#define API_LOAD_USER_H
+
+#include "api/load/random.h"
+#include "api/load/spec.h"
+#include "api/load/tally.h"
+#include "api/load/wire.h"
+
+struct user;
+
+/* What the users of a run share. */
+struct crowd {
+    uv_loop_t *loop;
+    const struct load_spec *spec;
+    const struct wire_target *target;
+    struct random random; /* arrivals first, then documents, then turns as they begin */
+    struct tally *tally;
+    struct user *users; /* [spec->users] */
+    uint32_t n_left;    /* users that have not ended */
+    uint32_t n_asking;
+    uint32_t *shared; /* [spec->shared] ids */
+};
+
+/* Draws arrivals and documents; nothing runs yet. */
+void user_crowd_init(struct crowd *c);
+void user_crowd_start(struct crowd *c); /* now is second 0 */
+void user_crowd_stop(struct crowd *c);  /* forgets open requests: they are counted as such */
+void user_crowd_fini(struct crowd *c);  /* after the loop has ended */
+
+#endif
