@@ -4,7 +4,7 @@
 # make fuzz       FUZZ_S seconds per parser     make format     let clang-format decide
 # make quality    write docs/quality.md (TEXT=) make clean      remove what was built
 # make dist       a folder that runs elsewhere  make test-cuda  what needs a GPU
-# make help       this
+# make help       this                          make kbench     every kernel's share of its limit
 #
 # Switches: HOST= PORT= MODEL= ARGS= (serve)  FUZZ_S=30 (fuzz)  SAN=address,undefined|thread
 #           DEBUG=1  CUDA=1 (with build/libspind_cuda.so, all and dist)  V=1 (show commands)
@@ -180,8 +180,12 @@ $(B)/tests/cuda/bench_%: tests/cuda/bench_%.cu $(CUDA_OBJ) $(B)/libspind.a
 	@mkdir -p $(@D)
 	$(call show,NVCC,$@)
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(CUDA_OBJ) $(B)/libspind.a -lcublas -lpthread -lm -o $@
-.PHONY: cuda-tests cuda-benches test-cuda dist
-cuda-benches: $(patsubst tests/%.cu,$(B)/tests/%,$(wildcard tests/cuda/bench_*.cu))
+.PHONY: cuda-tests cuda-benches test-cuda kbench dist
+CUDA_BENCHES := $(patsubst tests/%,$(B)/tests/%,$(basename $(wildcard tests/cuda/bench_*.cu tests/cuda/bench_*.c)))
+cuda-benches: $(B)/libspind_cuda.so $(CUDA_BENCHES)
+# Each prints lines as tests/cuda/kbench.h has them; this makes one table of all.
+kbench: cuda-benches # on a machine with a GPU
+	@SPIND_CUDA_LIBRARY=$(CURDIR)/$(B)/libspind_cuda.so tests/cuda/kbench --log $(B)/kbench.log --markdown $(B)/kbench.md $(CUDA_BENCHES)
 cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
 	+@$(CALL) tests/cuda/run $(CUDA_TESTS) $(B)/tests/unit/cuda_load

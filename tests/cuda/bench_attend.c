@@ -3,13 +3,16 @@
  * A shape of 8 KV heads of 128 with groups of 4 (Llama-3.1-8B). Calls go through the layers in turn, so
  * that no KV is found in L2, and many are queued between two syncs. */
 #include "kernels/cuda_api.h"
+#include "tests/cuda/kbench.h"
 #include "tests/tap.h"
 
 #include <math.h>
 
 enum { KV_HEADS = 8, GROUP = 4, DIM = 128, HEADS = KV_HEADS * GROUP, LAYERS = 4, ROWS = 16 };
 enum { WIDTH = (HEADS + 2 * KV_HEADS) * DIM, CHUNK = 256 << 20 };
-static const double HBM = 4275e9;
+
+/* Bytes that appending a row must move: q and k are rewritten, k and v go to pages as bf16. */
+enum { APPENDED = WIDTH * 4 + (HEADS + KV_HEADS) * DIM * 4 + 2 * KV_HEADS * DIM * 2 };
 
 static struct backend *gpu;
 
@@ -128,11 +131,11 @@ static void decode(uint32_t n_seqs, uint32_t len)
     open_job(&j, n_seqs, 1, len);
     double us = time_us(&j, false, n_seqs * len > 200000 ? 20 : 100);
     double bytes = (double)n_seqs * len * KV_HEADS * DIM * 4;
-    printf("decode B %u at %6u: %8.1f us, %5.0f GB/s, %.1f %% of HBM\n", n_seqs, len, us,
-           bytes / us / 1e3, 100 * bytes / us * 1e6 / HBM);
+    char shape[32];
+    snprintf(shape, sizeof shape, "B%u/%u", n_seqs, len);
+    kbench_bytes("attend-decode", shape, us, bytes, KBENCH_HBM_GBS);
     us = time_us(&j, true, 100);
-    printf("  append: %.1f us\n", us);
-    fflush(stdout);
+    kbench_bytes("append-decode", shape, us, (double)n_seqs * APPENDED, KBENCH_HBM_GBS);
     close_job(&j);
 }
 
@@ -142,11 +145,11 @@ static void prefill(uint32_t n_rows, uint32_t len)
     open_job(&j, 1, n_rows, len);
     double us = time_us(&j, false, 8),
            pairs = (double)n_rows * (len - n_rows) + (double)n_rows * (n_rows + 1) / 2;
-    printf("prefill of %u rows behind %6u: %8.1f us, %.0f TFLOP/s\n", n_rows, len - n_rows, us,
-           4.0 * DIM * HEADS * pairs / us / 1e6);
+    char shape[48];
+    snprintf(shape, sizeof shape, "%u-behind-%u", n_rows, len - n_rows);
+    kbench_flops("attend-prefill", shape, us, 4.0 * DIM * HEADS * pairs, KBENCH_CUDNN_TFLOPS);
     us = time_us(&j, true, 20);
-    printf("  append: %.1f us\n", us);
-    fflush(stdout);
+    kbench_bytes("append-prefill", shape, us, (double)n_rows * APPENDED, KBENCH_HBM_GBS);
     close_job(&j);
 }
 

@@ -1,12 +1,13 @@
 /* How near to the memory's speed do the linear layers of decode come, and when is cuBLAS faster?
  *
  * For every matrix of SmolLM2-135M and Llama-3.1-8B and 1, 2, 4 and 8 rows: the time of a call by the plan
- * that cuda_skinny_plan chooses, by the best of all plans, and by cuBLAS with what it needs around it
- * (gather, norm, rounding, SwiGLU), with the weights' bytes per second as a share of the 4275 GB/s that a
+ * that cuda_skinny_plan chooses and, with an argument, by the best of all plans and by cuBLAS with what it
+ * needs around it (gather, norm, rounding, SwiGLU), with the weights' bytes per second as a share of what a
  * copy reaches on an H200. Calls follow each other in a graph, each on a copy of the weights of its own, of
- * more than twice the L2 cache in all. Usage: bench_linear [all: print every plan] */
+ * more than twice the L2 cache in all. Usage: bench_linear [best | all: print every plan, too] */
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda_api.h"
+#include "tests/cuda/kbench.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +15,6 @@
 #include <vector>
 
 enum { REPEATS = 9 };
-static const double COPY_GBS = 4275;
 extern "C" const struct cuda_api spind_cuda_api;
 
 struct shape {
@@ -24,16 +24,16 @@ struct shape {
     bool norm;
 };
 static const struct shape shapes[] = {
-    {"smol qkv", 960, 576, LINEAR_STORE, true},
-    {"smol o", 576, 576, LINEAR_ADD, false},
-    {"smol gate+up", 3072, 576, LINEAR_SWIGLU, true},
-    {"smol down", 576, 1536, LINEAR_ADD, false},
-    {"smol head", 49152, 576, LINEAR_STORE, true},
-    {"8B qkv", 6144, 4096, LINEAR_STORE, true},
-    {"8B o", 4096, 4096, LINEAR_ADD, false},
-    {"8B gate+up", 28672, 4096, LINEAR_SWIGLU, true},
-    {"8B down", 4096, 14336, LINEAR_ADD, false},
-    {"8B head", 128256, 4096, LINEAR_STORE, true},
+    {"smol-qkv", 960, 576, LINEAR_STORE, true},
+    {"smol-o", 576, 576, LINEAR_ADD, false},
+    {"smol-gate+up", 3072, 576, LINEAR_SWIGLU, true},
+    {"smol-down", 576, 1536, LINEAR_ADD, false},
+    {"smol-head", 49152, 576, LINEAR_STORE, true},
+    {"8B-qkv", 6144, 4096, LINEAR_STORE, true},
+    {"8B-o", 4096, 4096, LINEAR_ADD, false},
+    {"8B-gate+up", 28672, 4096, LINEAR_SWIGLU, true},
+    {"8B-down", 4096, 14336, LINEAR_ADD, false},
+    {"8B-head", 128256, 4096, LINEAR_STORE, true},
 };
 
 static struct cuda_backend *b;
@@ -131,13 +131,43 @@ static const char *plan_name(struct skinny_plan p)
     return text;
 }
 
-static void measure(const struct shape *s, bool all)
+/* Every plan that there is, and cuBLAS, beside the one that is chosen. */
+static void compare(const struct shape *s, const std::vector<struct weight> &w,
+                    const struct linear_args &a, struct skinny_plan p, double own, bool all)
+{
+    struct skinny_plan best = p, q = {};
+    double best_us = own, blas = time_calls(w, a, NULL);
+    double floor_us = (double)s->rows * s->cols * 2 / KBENCH_HBM_GBS * 1e-3;
+    for (int i = 0; i < 64; i++) { /* all there are */
+        q.tiles = (uint8_t)(1 + i % 2);
+        q.slices = (uint8_t)(1 << i / 2 % 4);
+        q.split = (uint8_t)(1 << i / 8 % 4);
+        q.per_sm = (uint8_t)(1 + i / 32);
+        if ((s->mode == LINEAR_SWIGLU && q.tiles == 1) || q.split > q.slices ||
+            cuda_skinny_shared(&a, q) > 110 << 10)
+            continue;
+        double us = time_calls(w, a, &q);
+        if (all)
+            printf("    %-12s n %u plan %s %7.2f us %5.1f %%\n", s->name, a.n_rows, plan_name(q),
+                   us, 100 * floor_us / us);
+        if (us < best_us)
+            best_us = us, best = q;
+    }
+    printf("%-12s n %u  floor %7.2f us | plan %s %7.2f us %5.1f %% | ", s->name, a.n_rows, floor_us,
+           plan_name(p), own, 100 * floor_us / own);
+    printf("best %s %7.2f us %5.1f %% | cuBLAS %7.2f us %5.1f %%\n", plan_name(best), best_us,
+           100 * floor_us / best_us, blas, 100 * floor_us / blas);
+    fflush(stdout);
+}
+
+/* more: 0, 1: compare, 2: and print every plan */
+static void measure(const struct shape *s, int more)
 {
     enum { MAX_N = SKINNY_ROWS };
     std::vector<struct weight> w = copies(s);
     float *in = floats((size_t)MAX_N * s->cols), *gain = floats(s->cols);
     float *out = floats((size_t)MAX_N * s->rows);
-    double bytes = (double)s->rows * s->cols * 2, floor_us = bytes / COPY_GBS * 1e-3;
+    char name[32];
     for (uint32_t n = 1; n <= MAX_N; n *= 2) {
         struct linear_args a = {};
         a.w = &w[0];
@@ -147,28 +177,12 @@ static void measure(const struct shape *s, bool all)
         a.norm_eps = 1e-5f;
         a.mode = s->mode;
         a.out = out;
-        struct skinny_plan p = cuda_skinny_plan(b, &a), best = p, q = {};
-        double own = time_calls(w, a, &p), best_us = own, blas = time_calls(w, a, NULL);
-        for (int i = 0; i < 64; i++) { /* all there are */
-            q.tiles = (uint8_t)(1 + i % 2);
-            q.slices = (uint8_t)(1 << i / 2 % 4);
-            q.split = (uint8_t)(1 << i / 8 % 4);
-            q.per_sm = (uint8_t)(1 + i / 32);
-            if ((s->mode == LINEAR_SWIGLU && q.tiles == 1) || q.split > q.slices ||
-                cuda_skinny_shared(&a, q) > 110 << 10)
-                continue;
-            double us = time_calls(w, a, &q);
-            if (all)
-                printf("    %-12s n %u plan %s %7.2f us %5.1f %%\n", s->name, n, plan_name(q), us,
-                       100 * floor_us / us);
-            if (us < best_us)
-                best_us = us, best = q;
-        }
-        printf("%-12s n %u  floor %7.2f us | plan %s %7.2f us %5.1f %% | ", s->name, n, floor_us,
-               plan_name(p), own, 100 * floor_us / own);
-        printf("best %s %7.2f us %5.1f %% | cuBLAS %7.2f us %5.1f %%\n", plan_name(best), best_us,
-               100 * floor_us / best_us, blas, 100 * floor_us / blas);
-        fflush(stdout);
+        struct skinny_plan p = cuda_skinny_plan(b, &a);
+        double own = time_calls(w, a, &p);
+        snprintf(name, sizeof name, "%s/n%u", s->name, n);
+        kbench_bytes("linear", name, own, (double)s->rows * s->cols * 2, KBENCH_HBM_GBS);
+        if (more > 0)
+            compare(s, w, a, p, own, more > 1);
     }
     cudaFree(w[0].values);
     cudaFree(in);
@@ -188,7 +202,7 @@ int main(int argc, char **argv)
     b = (struct cuda_backend *)be;
     printf("%s\n", be->ops->describe(be));
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
-        measure(&shapes[i], argc > 1 && strcmp(argv[1], "all") == 0);
+        measure(&shapes[i], argc < 2 ? 0 : strcmp(argv[1], "all") == 0 ? 2 : 1);
     be->ops->close(be);
     return 0;
 }
