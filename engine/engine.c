@@ -96,11 +96,14 @@ static status open_backend(struct engine *e)
 
 static status open_model(struct engine *e)
 {
+    if (e->cfg.model != NULL && e->cfg.dummy)
+        return model_load_dummy(&e->model, e->be, e->cfg.model, e->cfg.max_model_len);
     if (e->cfg.model != NULL)
         return model_load(&e->model, e->be, e->cfg.model, e->cfg.max_model_len);
     if (strcmp(e->cfg.device, "mock") == 0)
         return model_create_mock(&e->model, e->be, e->cfg.max_model_len);
-    return err(ERR_ARG, "no model given: spind serve MODEL.gguf");
+    return err(ERR_ARG, "no model given: spind serve MODEL.gguf%s",
+               e->cfg.dummy ? ", or a config.json with --load-format dummy" : "");
 }
 
 static void to_log(void *arg, const char *text)

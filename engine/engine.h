@@ -16,6 +16,7 @@ struct chat_template;
 
 struct engine_config {
     const char *model;  /* path of a GGUF file; NULL with device "mock": a made-up model */
+    bool dummy;         /* model is a config.json (or its folder) whose weights are made up */
     const char *device; /* "auto", "cpu", "cuda", "mock" */
     struct cpu_options cpu;
     struct mock_options mock;

@@ -86,8 +86,9 @@ struct weight_part {
     const char *name; /* for error texts */
     enum dtype type;
     uint32_t rows;            /* output features */
-    const void *data;         /* row-major [rows][cols], as in the file */
+    const void *data;         /* row-major [rows][cols], as in the file; NULL: made up from seed */
     const uint32_t *row_from; /* [rows]: output row i is file row row_from[i]; NULL: the same */
+    uint64_t seed; /* data NULL: the numbers of kernels/core/dummy.h; type is DTYPE_BF16 */
 };
 
 struct weight_desc {
@@ -120,7 +121,8 @@ struct linear_args {
     void *out; /* act; one output row per input row, in order, without gaps */
 };
 
-/* RoPE (half-split pairs i, i + head_dim/2) on q and k, then k and v into their pages. */
+/* What the architecture does to q, k and v: adds a bias, normalises every head of q and of k, each where
+ * it is given. Then RoPE (half-split pairs i, i + head_dim/2) on q and k, then k and v into their pages. */
 struct append_args {
     const struct kv_memory *kv;
     uint32_t layer, heads; /* heads: query heads */
@@ -128,6 +130,9 @@ struct append_args {
     uint32_t n_seqs;
     const float *rope_cos, *rope_sin; /* [max_positions][head_dim / 2] */
     void *qkv; /* act [n_rows][(heads + 2 kv_heads) * head_dim]; q part is rotated in place */
+    const float *bias;            /* [(heads + 2 kv_heads) * head_dim]; NULL: none */
+    const float *q_norm, *k_norm; /* [head_dim] gains of RMSNorm, both or none; NULL: none */
+    float norm_eps;
 };
 
 /* ---- sparse attention: digests, scores, selection, residency ----

@@ -355,7 +355,7 @@ static void name_model(struct config *cfg)
     slash = strrchr(path, '/');
     path = slash != NULL ? slash + 1 : path;
     size_t len = strlen(path);
-    if (len > 5 && strcmp(path + len - 5, ".gguf") == 0)
+    if (len > 5 && (strcmp(path + len - 5, ".gguf") == 0 || strcmp(path + len - 5, ".json") == 0))
         len -= 5;
     cfg->default_name = arena_strdup(&cfg->memory, path, len);
     if (cfg->default_name == NULL || len == 0)
@@ -407,6 +407,7 @@ static status finish(struct config *cfg)
     if (cfg->seed == 0 && getrandom(&cfg->seed, sizeof cfg->seed, 0) != sizeof cfg->seed)
         return err(ERR_IO, "no randomness: %s", strerror(errno));
     cfg->engine.device = cfg->device;
+    cfg->engine.dummy = strcmp(cfg->load_format, "dummy") == 0;
     cfg->engine.cpu.isa = cfg->cpu_isa;
     cfg->engine.block_rows = cfg->block_rows;
     cfg->engine.seed = cfg->seed;

@@ -21,15 +21,25 @@ const struct option options_table[] = {
      .aliases = "m",
      .group = "model",
      TEXT(engine.model),
-     .help = "The GGUF file to serve; also the first word after the verb. Not needed with "
-             "--device mock."},
+     .help =
+         "The GGUF file to serve; also the first word after the verb. With --load-format dummy a "
+         "config.json, or the folder it is in. Not needed with --device mock."},
+    {.name = "load-format",
+     .group = "model",
+     TEXT(load_format),
+     .choices = "auto|gguf|dummy",
+     .preset = "auto",
+     .help = "What MODEL is. auto and gguf: a GGUF file. dummy: a description like those in "
+             "configs/models (config.json of Hugging Face: llama, qwen2, qwen3), to measure its "
+             "speed: weights are made up on the device, always the same; tokens below 256 are "
+             "bytes, the others read as their number."},
     {.name = "served-model-name",
      .aliases = "a, alias",
      .group = "model",
      LIST(served_names),
      .flags = OPTION_COMMA,
      .help = "Names that requests may use for the model; the first one is in the answers. Default: "
-             "the file's name without .gguf."},
+             "the file's name without .gguf or .json."},
     {.name = "max-model-len",
      .aliases = "c, ctx-size",
      .group = "model",
@@ -514,7 +524,6 @@ const struct option_ignored options_ignored[] = {
     {"gpu-memory-utilization", true},
     {"jinja", false},
     {"kv-cache-dtype", true},
-    {"load-format", true},
     {"max-log-len", true},
     {"max-num-partial-prefills", true},
     {"max-parallel-loading-workers", true},

@@ -12,7 +12,7 @@ build "building $SPIND" "$SPIND"
 
 # A model's own defaults, if there are any: named after its file without the quantisation. Flags win.
 name=$(basename "$MODEL" .gguf | tr '[:upper:]' '[:lower:]')
-defaults=configs/models/${name%.*}.json
+defaults=configs/serve/${name%.*}.json
 config=()
 if [ -f "$defaults" ] && [[ " $* " != *" --config"* ]]; then
     config=(--config "$defaults")

@@ -97,7 +97,11 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
                                        .n_seqs = b->n_seqs,
                                        .rope_cos = m->rope,
                                        .rope_sin = m->rope ? m->rope + table : NULL,
-                                       .qkv = m->qkv};
+                                       .qkv = m->qkv,
+                                       .bias = l->qkv_bias,
+                                       .q_norm = l->q_norm,
+                                       .k_norm = l->k_norm,
+                                       .norm_eps = s->norm_eps};
     m->be->ops->append(m->be, &append);
 }
 

@@ -3,9 +3,12 @@
  * Matrices that read the same input are stacked: q, k and v; gate and up. GGUF stores the rows of q
  * and k of a llama interleaved, pairs (2i, 2i+1) rotating together, while everything here rotates
  * halves, pairs (i, i + head_dim/2): whole rows change places while packing, which is exact for every
- * stored format. Called once, by the engine thread. */
+ * stored format. Tensors without data (model_load_dummy) are made up by the backend, where they will
+ * lie; of vectors, norms are 1 and biases made up here. Called once, by the engine thread. */
+#include "engine/memory_plan.h"
 #include "engine/model/internal.h"
 #include "engine/text/chat.h"
+#include "kernels/core/dummy.h"
 #include "kernels/log.h"
 
 #include <math.h>
@@ -16,19 +19,34 @@ static const size_t MAX_ROPE_BYTES = (size_t)4 << 30; /* 8M positions of a head 
 
 struct loader {
     struct model *m;
-    struct gguf *g;
+    struct gguf *g; /* NULL: a plan without data */
+    const char *path;
     const struct plan *plan;
     struct log_progress progress;
     size_t done_bytes;
-    uint32_t *halves; /* [heads * head_dim]: row of the file for each row here; a prefix serves k */
+    uint32_t *halves; /* [heads * head_dim]: row of the file for each row here; a prefix serves k.
+                         NULL: the same */
 };
+
+/* Every tensor has numbers of its own, whatever is loaded before it (FNV-1a of its name). */
+static uint64_t seed_of(const struct gguf_tensor *t)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < t->name.len; i++)
+        h = (h ^ (unsigned char)t->name.p[i]) * 0x100000001b3u;
+    return h;
+}
 
 static struct weight_part part_of(const struct gguf_tensor *t, char *name, size_t room,
                                   uint32_t rows, const uint32_t *row_from)
 {
     snprintf(name, room, "%.*s", (int)t->name.len, t->name.p);
-    return (struct weight_part){
-        .name = name, .type = t->type, .rows = rows, .data = t->data, .row_from = row_from};
+    return (struct weight_part){.name = name,
+                                .type = t->type,
+                                .rows = rows,
+                                .data = t->data,
+                                .row_from = row_from,
+                                .seed = seed_of(t)};
 }
 
 /* Up to three tensors, all with the same input, into one weight. */
@@ -52,10 +70,10 @@ static status pack(struct loader *l, const struct stack *s, struct weight **out)
         l->m->info.n_params += t->ne[0] * d.parts[i].rows;
     }
     status st = l->m->be->ops->weight_create(l->m->be, &d, out);
-    if (st == ERR_FORMAT)
+    if (st == ERR_FORMAT && l->g != NULL)
         return gguf_refuse(l->g, s->t[0]->data, "%s", err_text());
     if (st != OK)
-        return err(st, "%s: %s: %s", gguf_path(l->g), names[0], err_text());
+        return err(st, "%s: %s: %s", l->path, names[0], err_text());
     l->m->info.weight_bytes += l->m->be->ops->weight_bytes(*out);
     log_progress_step(&l->progress, l->done_bytes);
     return OK;
@@ -102,8 +120,25 @@ static status pack_vocab(struct loader *l)
     return pack(l, &head, &m->head);
 }
 
+static bool ends_with(struct text_view v, const char *end)
+{
+    size_t n = strlen(end);
+    return v.len >= n && memcmp(v.p + v.len - n, end, n) == 0;
+}
+
+static void make_vector(const struct gguf_tensor *t, float scale, float *dst)
+{
+    bool bias = ends_with(t->name, ".bias");
+    for (size_t i = 0; i < t->ne[0]; i++)
+        dst[i] = bias ? dummy_value(dummy_word(seed_of(t), i / 4), i % 4, scale) : 1.0f;
+}
+
 static status decode_vector(const struct loader *l, const struct gguf_tensor *t, float *dst)
 {
+    if (t->data == NULL) {
+        make_vector(t, dummy_scale(l->plan->shape.hidden), dst);
+        return OK;
+    }
     dtype_decode(t->type, t->data, (size_t)t->ne[0], dst);
     for (size_t i = 0; i < t->ne[0]; i++)
         if (!isfinite(dst[i]))
@@ -112,35 +147,79 @@ static status decode_vector(const struct loader *l, const struct gguf_tensor *t,
     return OK;
 }
 
-static status load_norms(struct loader *l)
+/* All vectors go to the device in one piece, each from a multiple of VECTOR_ALIGN numbers on. */
+enum { VECTOR_ALIGN = 64 };
+
+struct vectors {
+    struct loader *l;
+    float *host; /* NULL: only counting */
+    size_t at, n_params;
+};
+
+/* n tensors, one after the other, as one vector; none where t[0] is NULL. */
+static status put_vector(struct vectors *v, const struct gguf_tensor *const *t, uint32_t n,
+                         const float **out)
+{
+    size_t first = v->at;
+    if (t[0] == NULL)
+        return OK;
+    for (uint32_t i = 0; i < n; v->at += (size_t)t[i++]->ne[0]) {
+        if (v->host != NULL)
+            TRY(decode_vector(v->l, t[i], v->host + v->at));
+        v->n_params += t[i]->ne[0];
+    }
+    v->at = (v->at + VECTOR_ALIGN - 1) / VECTOR_ALIGN * VECTOR_ALIGN;
+    if (v->host != NULL)
+        *out = v->l->m->vectors + first;
+    return OK;
+}
+
+static status put_all(struct vectors *v)
+{
+    struct model *m = v->l->m;
+    const struct plan *p = v->l->plan;
+    for (uint32_t i = 0; i < p->shape.layers; i++) {
+        const struct plan_layer *from = &p->layers[i];
+        struct model_layer *to = &m->layers[i];
+        TRY(put_vector(v, &from->attn_norm, 1, &to->attn_norm));
+        TRY(put_vector(v, &from->ffn_norm, 1, &to->ffn_norm));
+        TRY(put_vector(v, from->bias, 3, &to->qkv_bias));
+        TRY(put_vector(v, &from->q_norm, 1, &to->q_norm));
+        TRY(put_vector(v, &from->k_norm, 1, &to->k_norm));
+    }
+    return put_vector(v, &p->final_norm, 1, &m->final_norm);
+}
+
+static status load_vectors(struct loader *l)
 {
     struct model *m = l->m;
-    const struct plan *p = l->plan;
-    size_t hidden = p->shape.hidden, bytes = model_norms_bytes(&p->shape);
-    float *host = mem_alloc(bytes);
-    status st = decode_vector(l, p->final_norm, host + 2 * (size_t)p->shape.layers * hidden);
-    for (uint32_t i = 0; st == OK && i < p->shape.layers; i++) {
-        st = decode_vector(l, p->layers[i].attn_norm, host + 2 * (size_t)i * hidden);
-        if (st == OK)
-            st = decode_vector(l, p->layers[i].ffn_norm, host + (2 * (size_t)i + 1) * hidden);
-    }
-    if (st == OK && (m->norms = m->be->ops->alloc(m->be, bytes)) == NULL)
-        st = ERR_MEMORY;
+    struct vectors v = {.l = l};
+    TRY(put_all(&v));
+    size_t bytes = m->vectors_bytes = v.at * sizeof(float);
+    if ((m->vectors = m->be->ops->alloc(m->be, bytes)) == NULL)
+        return ERR_MEMORY;
+    v = (struct vectors){.l = l, .host = mem_alloc(bytes)};
+    status st = put_all(&v);
     if (st == OK) {
-        m->be->ops->copy(m->be, m->norms, host, bytes);
+        m->be->ops->copy(m->be, m->vectors, v.host, bytes);
         st = m->be->ops->sync(m->be); /* host goes */
     }
-    mem_free(host);
-    if (st != OK)
-        return st;
-    for (uint32_t i = 0; i < p->shape.layers; i++) {
-        m->layers[i].attn_norm = m->norms + 2 * (size_t)i * hidden;
-        m->layers[i].ffn_norm = m->norms + (2 * (size_t)i + 1) * hidden;
-    }
-    m->final_norm = m->norms + 2 * (size_t)p->shape.layers * hidden;
-    m->info.n_params += (2 * (uint64_t)p->shape.layers + 1) * hidden;
+    mem_free(v.host);
+    m->info.n_params += v.n_params;
     l->done_bytes += bytes;
-    return OK;
+    return st;
+}
+
+/* Long waves are stretched by the factor, short ones stay, between them it goes over. */
+static double stretch(const struct rope_llama3 *r, double freq)
+{
+    double wave = 2 * M_PI / freq;
+    if (wave < r->original / r->high)
+        return freq;
+    if (wave > r->original / r->low)
+        return freq / r->factor;
+    double s = (r->original / wave - r->low) / (r->high - r->low);
+    return (1 - s) * freq / r->factor + s * freq;
 }
 
 /* Frequencies in double, kept in f32; angles, too, in f32: what Hugging Face computes. */
@@ -151,6 +230,8 @@ static status make_frequencies(const struct loader *l, float *freq, uint32_t hal
     CHECK(half <= ARRAY_LEN(factors));
     for (uint32_t i = 0; i < half; i++) {
         double inv = pow((double)p->shape.rope_base, -(double)i / half);
+        if (p->llama3.factor > 0)
+            inv = stretch(&p->llama3, inv);
         freq[i] = (float)(inv / (double)p->rope_divisor);
     }
     if (p->rope_freqs == NULL)
@@ -204,7 +285,7 @@ static status load_rope(struct loader *l)
             ERR_MEMORY,
             "%s: the RoPE tables of %u positions would take %zu MiB; ask for a smaller context "
             "(--max-model-len)",
-            gguf_path(l->g), s->max_positions, bytes >> 20);
+            l->path, s->max_positions, bytes >> 20);
     if ((m->rope = m->be->ops->alloc(m->be, bytes)) == NULL)
         return ERR_MEMORY;
     return fill_rope(m, freq);
@@ -213,32 +294,67 @@ static status load_rope(struct loader *l)
 static status load_all(struct loader *l)
 {
     struct model *m = l->m;
-    TRY(load_norms(l));
+    TRY(load_vectors(l));
     TRY(load_rope(l));
     TRY(pack_vocab(l));
     for (uint32_t i = 0; i < m->info.shape.layers; i++)
         TRY(pack_layer(l, i));
-    TRY(gguf_whole(l->g));
+    if (l->g != NULL)
+        TRY(gguf_whole(l->g));
     return m->be->ops->sync(m->be);
 }
 
-static void describe(struct model *m, const struct gguf *g)
+static void describe(struct loader *l)
 {
+    struct model_info *info = &l->m->info;
     struct text_view name;
-    const char *slash = strrchr(gguf_path(g), '/'), *base = slash ? slash + 1 : gguf_path(g);
-    snprintf(m->info.architecture, sizeof m->info.architecture, "llama");
-    if (gguf_find(g, "general.name") == NULL || gguf_string(g, "general.name", &name) != OK ||
-        name.len == 0)
+    const char *slash = strrchr(l->path, '/'), *base = slash ? slash + 1 : l->path;
+    snprintf(info->architecture, sizeof info->architecture, "%s", l->plan->family->name);
+    if (l->g == NULL || gguf_find(l->g, "general.name") == NULL ||
+        gguf_string(l->g, "general.name", &name) != OK || name.len == 0) {
         name = (struct text_view){base, strlen(base)};
-    gguf_text_copy(m->info.name, sizeof m->info.name, name);
+        if (l->g == NULL && ends_with(name, ".json") && name.len > 5)
+            name.len -= 5;
+    }
+    gguf_text_copy(info->name, sizeof info->name, name);
+}
+
+/* Bytes to be read, or made up. */
+static size_t total_bytes(const struct loader *l)
+{
+    const struct plan *p = l->plan;
+    if (l->g != NULL)
+        return gguf_file_bytes(l->g);
+    size_t sum = p->embedding->bytes + (p->head != NULL ? p->head->bytes : 0);
+    for (uint32_t i = 0; i < p->shape.layers; i++) {
+        const struct plan_layer *y = &p->layers[i];
+        sum += y->q->bytes + y->k->bytes + y->v->bytes + y->out->bytes + y->gate->bytes +
+               y->up->bytes + y->down->bytes;
+    }
+    return sum;
+}
+
+/* A description can ask for anything: say so before memory is taken bit by bit. */
+static status check_room(const struct loader *l)
+{
+    const struct backend *be = l->m->be;
+    uint64_t need = total_bytes(l);
+    uint64_t free = be->ops->memory != NULL ? be->ops->memory(l->m->be) : memory_available();
+    bool stores = strcmp(be->ops->name, "mock") != 0;
+    if (l->g != NULL || !stores || free == 0 || need <= free)
+        return OK;
+    return err(ERR_MEMORY, "%s: its weights take %.1f GiB in bf16, device %s has %.1f GiB free",
+               l->path, (double)need / 1073741824.0, be->ops->name, (double)free / 1073741824.0);
 }
 
 /* Takes the vocabulary over, whatever comes of it. */
-static status load_model(struct model **out, struct backend *be, struct gguf *g,
+static status load_model(struct model **out, struct backend *be, const char *path, struct gguf *g,
                          const struct plan *p, const struct dictionary *v)
 {
     struct model *m = mem_alloc(sizeof *m);
-    struct loader l = {.m = m, .g = g, .plan = p, .halves = make_halves(&p->shape)};
+    struct loader l = {.m = m, .g = g, .path = path, .plan = p};
+    if (g != NULL && !p->family->halves)
+        l.halves = make_halves(&p->shape);
     m->be = be;
     m->info.shape = p->shape;
     m->attn_scale = m->info.attn_scale = p->attn_scale;
@@ -248,10 +364,13 @@ static status load_model(struct model **out, struct backend *be, struct gguf *g,
     m->info.n_end_ids = v->n_end_ids;
     m->layers = mem_alloc(p->shape.layers * sizeof *m->layers);
     char what[160];
-    describe(m, g);
-    snprintf(what, sizeof what, "loading %s", m->info.name);
-    log_progress_start(&l.progress, what, gguf_file_bytes(g));
-    status st = load_all(&l);
+    describe(&l);
+    status st = check_room(&l);
+    if (st == OK) {
+        snprintf(what, sizeof what, "%s %s", g != NULL ? "loading" : "making up", m->info.name);
+        log_progress_start(&l.progress, what, total_bytes(&l));
+        st = load_all(&l);
+    }
     mem_free(l.halves);
     if (st != OK) {
         model_destroy(m);
@@ -262,10 +381,10 @@ static status load_model(struct model **out, struct backend *be, struct gguf *g,
     return OK;
 }
 
-static status limit_positions(struct plan *p, const struct gguf *g, uint32_t wanted)
+static status limit_positions(struct plan *p, const char *path, uint32_t wanted)
 {
     if (wanted > p->shape.max_positions)
-        return err(ERR_ARG, "%s has %u positions; a context of %u was asked for", gguf_path(g),
+        return err(ERR_ARG, "%s has %u positions; a context of %u was asked for", path,
                    p->shape.max_positions, wanted);
     if (wanted != 0)
         p->shape.max_positions = wanted;
@@ -277,17 +396,37 @@ status model_load(struct model **out, struct backend *be, const char *path, uint
     struct gguf *g;
     struct plan plan;
     struct dictionary words;
+    if (hf_is_config(path))
+        return err(ERR_ARG,
+                   "%s: describes a model but holds no weights: name a GGUF file, or let weights "
+                   "be made up for measurements (--load-format dummy)",
+                   path);
     TRY(gguf_open(&g, path));
     status st = llama_plan(&plan, g);
     if (st != OK)
         goto close;
-    st = limit_positions(&plan, g, max_positions);
+    st = limit_positions(&plan, path, max_positions);
     if (st == OK)
         st = dictionary_read(&words, g);
     if (st == OK)
-        st = load_model(out, be, g, &plan, &words);
+        st = load_model(out, be, path, g, &plan, &words);
     plan_fini(&plan);
 close:
     gguf_close(g);
+    return st;
+}
+
+status model_load_dummy(struct model **out, struct backend *be, const char *path,
+                        uint32_t max_positions)
+{
+    struct plan plan;
+    struct dictionary words;
+    TRY(hf_plan(&plan, &words, path));
+    status st = limit_positions(&plan, path, max_positions);
+    if (st == OK)
+        st = load_model(out, be, path, NULL, &plan, &words);
+    else
+        tokenizer_destroy(words.tokenizer);
+    plan_fini(&plan);
     return st;
 }

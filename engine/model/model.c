@@ -57,8 +57,8 @@ void model_destroy(struct model *m)
     if (m->head != m->embedding)
         destroy_weight(m, m->head);
     destroy_weight(m, m->embedding);
-    if (m->norms != NULL)
-        m->be->ops->free(m->be, m->norms, model_norms_bytes(s));
+    if (m->vectors != NULL)
+        m->be->ops->free(m->be, m->vectors, m->vectors_bytes);
     if (m->rope != NULL)
         m->be->ops->free(m->be, m->rope, model_rope_bytes(s));
     tokenizer_destroy(m->tokenizer);

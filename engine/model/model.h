@@ -1,7 +1,7 @@
 /* A language model: its shape, its weights on the device, and one forward pass over a batch.
  *
  * The pass is written once over the backend's operations; a new architecture of the llama family
- * is a row of differences in model_load. */
+ * is a row of differences in family.c. */
 #ifndef ENGINE_MODEL_MODEL_H
 #define ENGINE_MODEL_MODEL_H
 
@@ -28,6 +28,10 @@ struct model_info {
 /* Opens the file, checks it, packs the weights (with progress on the log) and closes it again.
  * max_positions: longest context wanted, 0 for the model's own. */
 status model_load(struct model **out, struct backend *be, const char *path, uint32_t max_positions);
+/* The same for a config.json of Hugging Face: its shape, weights made up (kernels/core/dummy.h), always the
+ * same ones, and a vocabulary of bytes (tokenizer_create_numbered). For measurements. */
+status model_load_dummy(struct model **out, struct backend *be, const char *path,
+                        uint32_t max_positions);
 /* A model without weights for the mock backend: shape of the default model, byte tokenizer. */
 status model_create_mock(struct model **out, struct backend *be, uint32_t max_positions);
 void model_destroy(struct model *m);

@@ -13,6 +13,9 @@
 #include "engine/text/tokens.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
+
+enum { NUMBER_BYTES = 12 }; /* "<2097151>" */
 
 struct tokenizer {
     struct tokens tokens;
@@ -94,10 +97,13 @@ void tokenizer_destroy(struct tokenizer *t)
     mem_free(t);
 }
 
-/* The source behind tokenizer_create_bytes: names as a file would write them. */
+/* The source behind tokenizer_create_bytes and _numbered: names as a file would write them. */
 struct byte_names {
     char utf8[256][2];
     uint8_t len[256];
+    const uint32_t *ends; /* [n_ends] */
+    uint32_t n_ends;
+    char (*numbers)[NUMBER_BYTES]; /* of tokens from TOKENIZER_NUMBERED_MIN on */
 };
 
 static struct text_view byte_token(const void *ctx, uint32_t i)
@@ -105,20 +111,27 @@ static struct text_view byte_token(const void *ctx, uint32_t i)
     static const struct text_view specials[] = {
         {"<|endoftext|>", 13}, {"<|im_start|>", 12}, {"<|im_end|>", 10}};
     const struct byte_names *names = ctx;
+    if (i >= TOKENIZER_NUMBERED_MIN) {
+        const char *name = names->numbers[i - TOKENIZER_NUMBERED_MIN];
+        return (struct text_view){name, strlen(name)};
+    }
     if (i >= 256)
         return specials[i - 256];
     return (struct text_view){names->utf8[i], names->len[i]};
 }
 
+/* An end that is a printable byte stays one. */
 static int32_t byte_type(const void *ctx, uint32_t i)
 {
-    (void)ctx;
-    return i < 256 ? TOKEN_NORMAL : TOKEN_CONTROL;
+    const struct byte_names *names = ctx;
+    bool control = i >= 256 && i < TOKENIZER_NUMBERED_MIN;
+    for (uint32_t j = 0; j < names->n_ends; j++)
+        control |= names->ends[j] == i && (i >= 256 || (i < 0x20 && (i < '\t' || i > '\r')));
+    return control ? TOKEN_CONTROL : TOKEN_NORMAL;
 }
 
-status tokenizer_create_bytes(struct tokenizer **out)
+static void name_bytes(struct byte_names *names)
 {
-    struct byte_names names = {0};
     for (uint32_t cp = 0x21; cp < 0x144; cp++) {
         char name[2] = {(char)cp}, raw[2];
         uint8_t len = cp < 0x80 ? 1 : 2;
@@ -128,17 +141,42 @@ status tokenizer_create_bytes(struct tokenizer **out)
         }
         if (tokens_unmap((struct text_view){name, len}, raw) != 1 || cp == 0x7f)
             continue; /* stands for no byte */
-        memcpy(names.utf8[(unsigned char)raw[0]], name, len);
-        names.len[(unsigned char)raw[0]] = len;
+        memcpy(names->utf8[(unsigned char)raw[0]], name, len);
+        names->len[(unsigned char)raw[0]] = len;
     }
-    struct tokenizer_source src = {.model = "gpt2", .pre = "gpt-2", .n_tokens = 259};
+}
+
+static status create_bytes(struct tokenizer **out, uint32_t n_tokens, struct byte_names *names)
+{
+    struct tokenizer_source src = {.model = "gpt2", .pre = "gpt-2", .n_tokens = n_tokens};
+    name_bytes(names);
     src.token = byte_token;
     src.type = byte_type;
-    src.ctx = &names;
+    src.ctx = names;
     src.unknown = 256;
     src.bos = 257;
     src.eos = src.pad = 258;
     return tokenizer_create(out, &src);
+}
+
+status tokenizer_create_bytes(struct tokenizer **out)
+{
+    struct byte_names names = {0};
+    return create_bytes(out, TOKENIZER_NUMBERED_MIN, &names);
+}
+
+status tokenizer_create_numbered(struct tokenizer **out, uint32_t n_tokens, const uint32_t *ends,
+                                 uint32_t n_ends)
+{
+    struct byte_names names = {.ends = ends, .n_ends = n_ends};
+    CHECK(n_tokens >= TOKENIZER_NUMBERED_MIN);
+    uint32_t n = n_tokens - TOKENIZER_NUMBERED_MIN;
+    names.numbers = mem_alloc(((size_t)n + 1) * sizeof *names.numbers);
+    for (uint32_t i = 0; i < n; i++)
+        snprintf(names.numbers[i], sizeof *names.numbers, "<%u>", TOKENIZER_NUMBERED_MIN + i);
+    status st = create_bytes(out, n_tokens, &names);
+    mem_free(names.numbers);
+    return st;
 }
 
 struct token_scratch *token_scratch_create(void)

@@ -45,6 +45,11 @@ status tokenizer_create(struct tokenizer **out, const struct tokenizer_source *s
 void tokenizer_destroy(struct tokenizer *t);
 /* 256 byte tokens and <|endoftext|>, <|im_start|>, <|im_end|>: for the mock backend and tests. */
 status tokenizer_create_bytes(struct tokenizer **out);
+/* The same, with more tokens up to n_tokens, which no text becomes and whose own text is their number,
+ * "<300>": for models without a vocabulary. ends: ids of it that end a text; their text is not shown. */
+status tokenizer_create_numbered(struct tokenizer **out, uint32_t n_tokens, const uint32_t *ends,
+                                 uint32_t n_ends);
+enum { TOKENIZER_NUMBERED_MIN = 256 + 3 }; /* n_tokens at least */
 
 struct token_scratch *token_scratch_create(void);
 void token_scratch_destroy(struct token_scratch *s);

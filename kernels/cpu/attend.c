@@ -245,6 +245,32 @@ struct append_call {
     const struct append_args *a;
 };
 
+/* RMSNorm of one head, in eight chains of sums whatever the instruction set. */
+static void normalise_head(float *x, const float *gain, float eps, uint32_t dim)
+{
+    enum { CHAINS = 8 };
+    float part[CHAINS] = {0}, sum = 0;
+    for (uint32_t i = 0; i < dim; i++)
+        part[i % CHAINS] += x[i] * x[i];
+    for (uint32_t i = 0; i < CHAINS; i++)
+        sum += part[i];
+    float scale = 1.0f / sqrtf(sum / (float)dim + eps);
+    for (uint32_t i = 0; i < dim; i++)
+        x[i] = x[i] * scale * gain[i];
+}
+
+/* What comes before RoPE in some architectures (qwen2: bias; qwen3: norms). */
+static void prepare_row(const struct append_args *a, float *qkv)
+{
+    uint32_t dim = a->kv->geo->head_dim, kv_heads = a->kv->geo->kv_heads;
+    size_t numbers = (size_t)(a->heads + 2 * kv_heads) * dim;
+    for (size_t i = 0; a->bias != NULL && i < numbers; i++)
+        qkv[i] += a->bias[i];
+    for (uint32_t h = 0; a->q_norm != NULL && h < a->heads + kv_heads; h++)
+        normalise_head(qkv + (size_t)h * dim, h < a->heads ? a->q_norm : a->k_norm, a->norm_eps,
+                       dim);
+}
+
 static void append_rows(const struct append_call *c, const struct batch_seq *q, uint32_t row,
                         uint32_t n_rows)
 {
@@ -265,6 +291,7 @@ static void append_rows(const struct append_call *c, const struct batch_seq *q, 
         for (int i = 0; i < LANE_CLASSES; i++)
             if (q->blocks[i] != NULL)
                 p.blocks[i] = q->blocks[i][pos / g->block_rows];
+        prepare_row(a, p.qkv);
         c->b->attend->append(&p);
     }
 }
@@ -295,7 +322,7 @@ void cpu_append(struct backend *be, const struct append_args *a)
     struct cpu_backend *b = (struct cpu_backend *)(void *)be;
     struct append_call c = {b, a};
     uint64_t n_rows = 0;
-    CHECK(a->kv->geo->head_dim % 2 == 0);
+    CHECK(a->kv->geo->head_dim % 2 == 0 && (a->q_norm == NULL) == (a->k_norm == NULL));
     cpu_plan_flush(b);
     for (uint32_t s = 0; s < a->n_seqs; s++)
         n_rows += a->seqs[s].n_rows;

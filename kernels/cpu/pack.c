@@ -5,6 +5,7 @@
  * row read back here equals dtype_decode's to the bit. Packing runs on all workers, because the time
  * from start to ready is promised; it is bound by the scattered byte stores, about 0.1 s per 100 MB
  * and core. */
+#include "kernels/core/dummy.h"
 #include "kernels/cpu/linear.h"
 
 #include <math.h>
@@ -160,9 +161,27 @@ static bool pack_float_row(const struct weight_tiles *p, const struct weight_par
     return true;
 }
 
+/* A row without a file. */
+static void make_row(const struct weight_part *from, uint32_t cols, uint32_t row, uint8_t *group)
+{
+    const uint64_t first = row * dummy_row_words(cols);
+    const float scale = dummy_scale(cols);
+    uint64_t word = 0;
+    for (uint32_t k = 0; k < cols; k++) {
+        if (k % 4 == 0)
+            word = dummy_word(from->seed, first + k / 4);
+        uint16_t v = f32_to_bf16(dummy_value(word, k % 4, scale));
+        memcpy(group + ((size_t)k * TILE_ROWS + row % TILE_ROWS) * sizeof v, &v, sizeof v);
+    }
+}
+
 static bool pack_row(const struct weight *w, const struct weight_tiles *p,
                      const struct weight_part *from, uint32_t row)
 {
+    if (from->data == NULL) {
+        make_row(from, w->cols, row, p->groups + row / TILE_ROWS * p->group_bytes);
+        return true;
+    }
     uint32_t file_row = from->row_from != NULL ? from->row_from[row] : row;
     const uint8_t *src =
         (const uint8_t *)from->data + file_row * dtype_row_bytes(from->type, w->cols);
@@ -246,6 +265,7 @@ static status plan_parts(struct weight *w, const struct weight_desc *d)
         if (info == NULL || d->cols == 0 || d->cols % info->block != 0)
             return err(ERR_FORMAT, "%s: rows of %u numbers cannot be of type %s", from->name,
                        d->cols, info != NULL ? info->name : "?");
+        CHECK(from->data != NULL || (from->type == DTYPE_BF16 && from->row_from == NULL));
         struct weight_tiles *p = &w->parts[i];
         p->form = choose_form(from, d->cols);
         p->rows = from->rows;

@@ -4,6 +4,7 @@
  * two pinned buffers take turns, so that a piece travels while the next is decoded. Bound by decoding,
  * it is thought, not by PCIe: nobody has measured it yet. Threads live for one piece.
  */
+#include "kernels/core/dummy.h"
 #include "kernels/cuda/linear.h"
 
 #include <pthread.h>
@@ -143,6 +144,35 @@ static status upload_part(struct cuda_backend *b, struct weight *w, const struct
     return OK;
 }
 
+/* A thread per word of four numbers, rows one after the other: what a padded row has beyond its columns
+ * becomes zero. Bound by HBM writes (2 bytes per number) on paper, by 64-bit products in truth: either
+ * way milliseconds for a model. */
+__global__ static void make_rows(__nv_bfloat16 *to, uint32_t rows, uint32_t cols, uint32_t pitch,
+                                 uint64_t seed, float scale)
+{
+    const uint64_t row_words = dummy_row_words(cols), pitch_words = pitch / 4;
+    const uint64_t n = rows * pitch_words, stride = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
+        const uint64_t row = i / pitch_words, at = i % pitch_words;
+        const uint64_t word = dummy_word(seed, row * row_words + at);
+        __nv_bfloat16 v[4];
+        for (uint32_t j = 0; j < 4; j++)
+            v[j] = __float2bfloat16_rn(4 * at + j < cols ? dummy_value(word, j, scale) : 0);
+        memcpy(to + row * pitch + 4 * at, v, sizeof v);
+    }
+}
+
+/* Nothing travels: the numbers are made where they lie. */
+static status make_part(struct cuda_backend *b, struct weight *w, const struct weight_part *p,
+                        uint32_t first_row)
+{
+    CHECK(p->type == DTYPE_BF16 && p->row_from == NULL);
+    make_rows<<<8 * b->sms, 256, 0, b->stream>>>(w->values + (size_t)first_row * w->pitch, p->rows,
+                                                 w->cols, w->pitch, p->seed, dummy_scale(w->cols));
+    cudaError_t e = cudaGetLastError();
+    return e == cudaSuccess ? OK : err(ERR_DEVICE, "%s: %s", p->name, cudaGetErrorName(e));
+}
+
 static status check_parts(struct weight *w, const struct weight_desc *d)
 {
     for (uint32_t i = 0; i < d->n_parts; i++) {
@@ -167,8 +197,9 @@ status cuda_weight_create(struct backend *be, const struct weight_desc *d, struc
     struct weight *w = (struct weight *)mem_alloc(sizeof *w);
     (void)cuda_ok(b, cudaSetDevice(b->device), "weight_create"); /* may be a thread's first call */
     status st = check_parts(w, d);
-    if (st == OK && !upload_open(b))
-        st = ERR_MEMORY;
+    for (uint32_t i = 0; i < d->n_parts; i++)
+        if (st == OK && d->parts[i].data != NULL && !upload_open(b))
+            st = ERR_MEMORY;
     if (st == OK) {
         cudaError_t e = cudaMalloc((void **)&w->values, w->bytes);
         if (e != cudaSuccess) {
@@ -180,7 +211,8 @@ status cuda_weight_create(struct backend *be, const struct weight_desc *d, struc
     }
     uint32_t turn = 0, row = 0;
     for (uint32_t i = 0; st == OK && i < d->n_parts; row += d->parts[i++].rows)
-        st = upload_part(b, w, &d->parts[i], row, &turn);
+        st = d->parts[i].data != NULL ? upload_part(b, w, &d->parts[i], row, &turn)
+                                      : make_part(b, w, &d->parts[i], row);
     if (st != OK) {
         cuda_weight_destroy(be, w);
         return st;

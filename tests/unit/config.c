@@ -455,8 +455,8 @@ static void the_explained_file_is_complete(void)
 static void models_have_defaults_of_their_own(void)
 {
     struct config c;
-    loads("configs/models/smollm2-135m-instruct.json",
-          LOAD(&c, "--config", "configs/models/smollm2-135m-instruct.json") == OK);
+    loads("configs/serve/smollm2-135m-instruct.json",
+          LOAD(&c, "--config", "configs/serve/smollm2-135m-instruct.json") == OK);
     ok(strcmp(sparse_at(c.engine.sparse.plugin)->name, "wave") == 0 && c.block_rows == 8 &&
            c.engine.sparse.budget > 0 && c.engine.sparse.budget <= 1,
        "chooses a plug-in, a page and a budget");

@@ -422,7 +422,7 @@ static void item_9_ranges(void)
     wrong_string("llama.rope.scaling.type", "yarn", "a scaling we do not serve is named",
                  "RoPE scaling \"yarn\" is not served");
     wrong_string("general.architecture", "gemma\x1b", "an architecture we do not serve is named",
-                 "the architecture is \"gemma?\"; spind serves \"llama\"");
+                 "the architecture is \"gemma?\"; spind serves llama, qwen2 and qwen3");
     struct gguf_writer w = {0};
     size_t at = next_value(&w, "split.count");
     gw_u32(&w, "split.count", 3);
