@@ -397,8 +397,14 @@ static void a_spoilt_row_spoils_no_other(enum isa isa)
     for (size_t i = 0; i < width; i++)
         qkv[BAD * width + i] = NAN;
     struct batch_seq q = {0, LEN, 0, {w->blocks[0]}, 0, false};
-    cpu_append(&w->be.base,
-               &(struct append_args){&w->kv, LAYER, s.heads, &q, 1, w->t.cos, w->t.sin, qkv});
+    cpu_append(&w->be.base, &(struct append_args){.kv = &w->kv,
+                                                  .layer = LAYER,
+                                                  .heads = s.heads,
+                                                  .seqs = &q,
+                                                  .n_seqs = 1,
+                                                  .rope_cos = w->t.cos,
+                                                  .rope_sin = w->t.sin,
+                                                  .qkv = qkv});
     cpu_attend(&w->be.base, &(struct attend_args){.kv = &w->kv,
                                                   .layer = LAYER,
                                                   .heads = s.heads,
