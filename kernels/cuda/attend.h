@@ -1,96 +1,191 @@
-/* What append.cu and the files of attention share.
+/* What append.cu, known.cu and the files of attention share.
  *
  * A task is some rows of one sequence for one KV head: its queries are (row, head of the group), number
- * row * group + head, and they meet the same keys. What a task attends is cut into splits of CUDA_SPLIT
- * positions, and each split into tiles of CUDA_TILE positions. The order of sums is fixed by position:
+ * row * group + head, and they meet the same keys. What a task attends is up to three stretches: pages of
+ * a plan's list or the sinks of a STREAM lane; positions of the block table; estimated partitions.
+ * A stretch is cut into splits, from its own beginning, and the first two further into tiles of CUDA_TILE
+ * positions. The order of sums is fixed by position:
  *   - scores: 16 dimensions per matrix instruction, from 0 up;
  *   - online softmax and values: tile by tile; a split begins with nothing;
  *   - splits are folded from the first to the last.
  * Queries are always the rows of the matrix instructions, positions or dimensions the columns, so a
  * row's result is the same bit for bit whether its task is FEW or MANY, alone or in a batch, and
- * whether its splits were folded on the way or by the merge. */
+ * whether its splits were folded on the way, by the last CTA or by the merge.
+ *
+ * Tasks by position are listed on the host, once a step (attend_list.cu), a CTA each or several; what a
+ * CTA needs lies in its entry, so it reads nothing else before it asks for pages. Planned rows need no list:
+ * their CTAs are numbered by row, KV head and split, up to the capacity of a plan, and find out on the
+ * device how much of it is used. */
 #ifndef KERNELS_CUDA_ATTEND_H
 #define KERNELS_CUDA_ATTEND_H
 
+#include "kernels/core/digest.h"
 #include "kernels/cuda/cuda.h"
 
 enum {
-    CUDA_TILE = 64,     /* positions of a step of the online softmax */
-    CUDA_SPLIT = 1024,  /* a multiple of CUDA_TILE */
+    CUDA_TILE = 64,        /* positions of a step of the online softmax */
+    CUDA_SPLIT = 1024,     /* of rows that attend by position; a multiple of CUDA_TILE */
+    CUDA_PLAN_SPLIT = 256, /* of planned rows: one sequence of 2,600 rows keeps all SMs at work */
+    CUDA_ESTIMATES = 256,  /* estimated partitions of a split; ... */
+    CUDA_CODED = 128,      /* ... with row codes, which take longer */
+    CUDA_TAIL_SPLITS = (SEGMENT_ROWS + TAIL_ROWS + CUDA_PLAN_SPLIT - 1) / CUDA_PLAN_SPLIT,
     CUDA_THREADS = 128, /* of a CTA: 4 warps */
     CUDA_FEW = 16,      /* queries of a FEW task at most: rows of one matrix instruction */
     CUDA_MANY = 128,    /* of a MANY task, head_dim <= 128 */
     CUDA_MANY_256 = 64, /* of a MANY task, head_dim > 128 */
     CUDA_MAX_DIM = 256,
+    CUDA_MAX_KV_HEADS = 128,
 };
 
-/* One row of an append. */
+/* Who folds the partial results of a task's splits. */
+enum attend_fold {
+    FOLD_NONE, /* there is one split, or (MANY) one CTA has them all */
+    FOLD_LAST, /* the last CTA to arrive */
+    FOLD_MERGE /* another kernel: there are many */
+};
+
+/* A CTA's part of a task by position. */
+struct attend_task {
+    const block_id *table;          /* NULL: an entry beyond the last; nothing to do */
+    uint32_t row, pos;              /* first row of the batch, position of that row */
+    uint32_t first_end, begin, end; /* attends [0, first_end), then [begin, end) causally */
+    uint32_t n_first, n_splits;     /* splits of [0, first_end); of both */
+    uint32_t split, end_split;      /* what this CTA runs */
+    uint32_t
+        partial; /* where the task's partial results begin, in rows of padded head_dim numbers: one
+                         per split, n_rows * group queries each; where one CTA folds all splits,
+                         one in all */
+    uint32_t counter; /* FOLD_LAST: of CTAs that arrived */
+    uint16_t head, n_rows;
+    uint16_t n_items;    /* CTAs of the task */
+    uint16_t split_rows; /* positions of a split */
+    uint8_t class_, fold;
+};
+
+/* A task whose partial results the merge folds. */
+struct attend_merge {
+    uint32_t row, n_rows, head, n_splits, partial; /* n_rows 0: beyond the last */
+};
+
+/* Planned rows of one instance, all their SPARSE lanes; or, with `lse`, what `known` wants of them. A
+ * (row, KV head) is entry row * kv_heads + head, and has `items` CTAs: for pages, for the tail, for
+ * estimates. Its partial results: `slots` splits of pages, tail and estimates, as many as there can be. */
+struct attend_set {
+    const struct cuda_row *rows;
+    const uint32_t *pages, *masks, *n_pages, *estimates, *n_estimates;
+    const float *scores;
+    float *
+        tail; /* [entry][known_bytes]: of attend, what `known` left (or NULL); of known, to be left */
+    float *lse; /* of known: [entry][group] */
+    const uint8_t *records;
+    size_t record_bytes, record_lane_bytes;
+    struct digest_layout layout;
+    uint32_t n_rows, page_cap, estimate_cap, stride;
+    uint32_t sink_rows; /* of known: in whole pages, instead of a list */
+    uint32_t coded, part_rows, estimate_split;
+    struct {
+        uint32_t pages, tail, estimates;
+    } items, per_item, slots;
+    uint32_t n_items, n_slots; /* of an entry in all */
+    uint32_t partial, counter; /* of the first entry */
+};
+
+/* Arguments of the kernels, by value. */
+struct attend_call {
+    const struct attend_task *tasks; /* [n_tasks], rounded up with entries that do nothing */
+    const struct attend_merge *merges;
+    uint32_t n_tasks, n_merges, max_queries;
+    uint32_t lanes[CUDA_MAX_KV_HEADS]; /* of the layer: index | class << LANE_CLASS_SHIFT */
+    const uint8_t *hbm[LANE_CLASSES], *dram[LANE_CLASSES];
+    size_t block_bytes[LANE_CLASSES], page_bytes;
+    uint32_t page_shift; /* 1 << page_shift == R */
+    uint32_t dim, group, heads, kv_heads;
+    size_t q_stride; /* numbers of a row of q */
+    float scale;     /* times log2(e): scores are in base 2 */
+    float plain_scale;
+    const float *q;
+    float *out, *lse;
+    float *part_o;         /* [partial][padded head_dim] */
+    float2 *part_ml;       /* [partial] greatest score, sum */
+    uint32_t *arrived;     /* [counter], 0 between kernels */
+    struct attend_set set; /* n_items 0: none */
+};
+
+enum { LANE_CLASS_SHIFT = 24 };
+
+struct cuda_attend {
+    size_t shared_max; /* bytes of shared memory a CTA may have */
+    struct attend_lists *lists;
+    void *part_o, *part_ml, *arrived;
+    size_t part_o_bytes, part_ml_bytes, arrived_bytes;
+};
+
+/* ---- attend.cu ---- */
+
+/* What calls have in common. */
+void attend_fill(struct attend_call *c, const struct kv_memory *kv, uint32_t layer, uint32_t heads,
+                 const void *qkv, float scale);
+/* Room for so many partial results (rows of padded head_dim) and counters; false after an error. */
+bool attend_reserve(struct cuda_backend *b, struct attend_call *c, size_t partials,
+                    size_t counters);
+/* How the entries of a set are cut into CTAs: once its capacities are known. Its partial results and counters
+ * begin at these; n_partials and n_counters: how many it needs. */
+void attend_cut_set(const struct cuda_backend *b, const struct attend_call *c,
+                    struct attend_set *s);
+static inline size_t attend_set_entries(const struct attend_call *c, const struct attend_set *s)
+{
+    return (size_t)s->n_rows * c->kv_heads;
+}
+/* Whether the device can run these shapes; notes an error if not. */
+bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t heads);
+
+/* ---- attend_list.cu: lists of a step ---- */
+
+/* One row of an append; row ~0: beyond the last. */
 struct append_place {
     uint32_t row, pos;             /* of the batch; position in its sequence */
     block_id blocks[LANE_CLASSES]; /* its blocks, where the class is used */
 };
 
-struct attend_task {
-    uint32_t table;                 /* its block table begins at this entry of all tables */
-    uint32_t head;                  /* KV head */
-    uint32_t row, n_rows, pos;      /* first row of the batch, position of that row */
-    uint32_t first_end, begin, end; /* attends [0, first_end), then [begin, end) causally */
-    uint32_t n_first, n_splits;     /* splits of [0, first_end); of both */
-    uint32_t item, per_item;        /* number of its first CTA; splits of a CTA */
-    uint32_t partial; /* where its partial results begin, in rows of padded head_dim numbers: one
-                         per split, n_rows * group queries each; where one CTA folds all splits,
-                         one in all */
-    uint32_t merged;  /* the merge folds its splits */
+struct attend_list {
+    const struct attend_task *few, *many;
+    const struct attend_merge *few_merges, *many_merges;
+    uint32_t n_few, n_many, n_few_merges, n_many_merges; /* by bucket */
+    uint32_t few_queries, many_queries;                  /* of the largest task to merge */
+    size_t few_partials, many_partials, counters;        /* by bucket */
 };
 
-/* Arguments of the kernels, by value. */
-struct attend_call {
-    const struct attend_task *tasks;
-    uint32_t n_tasks;
-    const block_id *tables;
-    const struct cuda_lane *lanes; /* [kv_heads] of the layer */
-    const uint8_t *hbm[LANE_CLASSES], *dram[LANE_CLASSES];
-    size_t block_bytes[LANE_CLASSES], page_bytes;
-    uint32_t page_shift; /* 1 << page_shift == R */
-    uint32_t dim, group, heads;
-    size_t q_stride; /* numbers of a row of q */
-    float scale;     /* times log2(e): scores are in base 2 */
-    const float *q;
-    float *out, *lse;
-    float *part_o;   /* [partial][padded head_dim] */
-    float2 *part_ml; /* [partial] greatest score, sum */
-};
+struct attend_lists *attend_lists_create(void);
+void attend_lists_destroy(struct attend_lists *l);
+/* What the rows of these sequences attend by position in a layer: all but planned rows in SPARSE lanes.
+ * Built by the first layer of a step with these lane classes. NULL after an error. */
+const struct attend_list *attend_list_get(struct cuda_backend *b, const struct attend_args *a);
+/* The places of the rows, by bucket; NULL after an error, or with *n 0. */
+const struct append_place *append_places(struct cuda_backend *b, const struct append_args *a,
+                                         uint32_t *n);
 
-/* A host array whose copy on the device stays while its contents do: block tables and work lists are
- * the same for most layers of a step. */
-struct kept {
-    void *host, *device;
-    size_t bytes, host_bytes, device_bytes;
-};
-const void *kept_copy(struct cuda_backend *b, struct kept *k, const void *now, size_t bytes);
+/* ---- attend_few.cu, attend_many.cu, attend_merge.cu: commands; params: struct attend_call ---- */
 
-struct cuda_attend {
-    struct kept places, tables, few, many;
-    /* Host arrays of the call that is being built. */
-    void *place_list, *table_list, *few_list, *many_list;
-    size_t place_bytes, table_bytes, few_bytes, many_bytes;
-    void *part_o, *part_ml;
-    size_t part_o_bytes, part_ml_bytes;
-};
-
-/* Grows a host array that keeps its contents; sizes double. */
-void *attend_grow(void **p, size_t *have, size_t need);
-
-/* attend_few.cu, attend_many.cu, attend_merge.cu. prepare: once for the current device. */
+void attend_run_few(struct cuda_backend *b, const void *params);  /* tasks and set */
+void attend_run_many(struct cuda_backend *b, const void *params); /* tasks */
+void attend_run_merge(struct cuda_backend *b, const void *params);
+/* Once for the current device; what one CTA needs in bytes. */
 void attend_prepare_few(void);
 void attend_prepare_many(void);
-void attend_run_few(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items);
-void attend_run_many(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items);
-void attend_run_merge(struct cuda_backend *b, const struct attend_call *c, uint32_t max_queries);
+size_t attend_few_bytes(uint32_t dim);
+size_t attend_many_bytes(uint32_t dim);
 
 static inline uint32_t attend_padded_dim(uint32_t dim)
 {
     return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+}
+
+/* What `known` leaves of an entry: o [CUDA_TAIL_SPLITS][group][padded head_dim], then float2 [..][group]
+ * of greatest score and sum. In floats. */
+static inline __host__ __device__ size_t attend_tail_floats(uint32_t group, uint32_t padded)
+{
+    size_t n = (size_t)CUDA_TAIL_SPLITS * group * (padded + 2);
+    return (n + 15) / 16 * 16;
 }
 
 #endif

@@ -3,9 +3,14 @@
  * Each of 4 warps copies 16 positions of a tile, scores them (16 queries by 16 positions), and sums a
  * quarter of the dimensions over all 64 positions; greatest scores and probabilities go through shared
  * memory. Bound by HBM: K and V are read once; a few tiles per CTA are in flight, and two CTAs
- * or more live on an SM. A split of a task that has others too leaves a partial result for the merge.
- * Op: attend. */
-#include "kernels/cuda/attend_mma.h"
+ * or more live on an SM. A split of a task that has others too leaves a partial result; where there are
+ * not many, the CTA that comes last folds them.
+ *
+ * CTAs of planned rows come first: they learn from device memory what they attend, and those beyond
+ * the end of their list have nothing to do but arrive. `known` is the same for the sinks' pages
+ * and the tail, whose partial results stay. Op: attend, known. */
+#include "kernels/cuda/attend_last.h"
+#include "kernels/cuda/attend_shape.h"
 
 namespace
 {
@@ -120,33 +125,68 @@ __device__ void sum_values(const struct exchange *x, uint32_t v_at, float o[DP /
     }
 }
 
+/* What a CTA has to do. */
+struct work {
+    struct attend_task k;
+    struct lane_pages pages;
+    struct attend_parts parts; /* of the task, for who comes last and for where a split goes */
+    float *tail;               /* of `known`: partial results of the tail go there; else NULL */
+    float *lse;                /* of `known`: masses go there; else NULL */
+    uint32_t estimate, end_estimate; /* splits of estimates; then there are no others */
+};
+
+/* Partial results of a split: o [n][DP], ml [n]. */
+template <int DP> struct place {
+    float *o;
+    float2 *ml;
+};
+
+template <int DP>
+__device__ struct place<DP> place_of(const struct attend_call *c, const struct work *w,
+                                     uint32_t split) {
+    struct place<DP> p;
+    const uint32_t n = w->parts.n;
+    if (w->tail != NULL && split >= w->k.n_first) {
+        uint32_t i = split - w->k.n_first;
+        p.o = w->tail + (size_t)i * n * DP;
+        p.ml = (float2 *)(w->tail + (size_t)CUDA_TAIL_SPLITS * n * DP) + (size_t)i * n;
+        return p;
+    }
+    uint32_t slot = split < w->k.n_first ? split : split - w->k.n_first + w->parts.table_slot;
+    size_t at = w->k.partial + (size_t)slot * n;
+    p.o = c->part_o + at * DP;
+    p.ml = c->part_ml + at;
+    return p;
+}
+
 /* The split's result: the final one where there is no other. */
 template <int DP>
-__device__ void store(const struct attend_call *c, const struct attend_task *k, uint32_t split,
+__device__ void store(const struct attend_call *c, const struct work *w, uint32_t split,
                       const struct few_state *st, float o[DP / 32][4])
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = k->n_rows * c->group;
-    const bool whole = !k->merged;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = w->parts.n;
+    const bool whole = w->k.fold == FOLD_NONE;
+    const struct place<DP> to = place_of<DP>(c, w, split);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t query = lane / 4 + i * 8;
         if (query >= n)
             continue;
-        size_t part = k->partial + (size_t)split * n + query, at = result_at(c, k, query);
+        size_t at = result_at(c, &w->k, query);
         float m = st->m[i], l = st->l[i * 2];
 #pragma unroll
         for (int j = 0; j < DP / 32; j++) {
             uint32_t x = warp * (DP / 4) + j * 8 + lane % 4 * 2;
             float a = o[j][i * 2], b = o[j][i * 2 + 1];
             if (!whole)
-                *(float2 *)(c->part_o + part * DP + x) = make_float2(a, b);
+                *(float2 *)(to.o + (size_t)query * DP + x) = make_float2(a, b);
             else if (x < c->dim)
                 *(float2 *)(c->out + at * c->dim + x) = make_float2(finish(a, l), finish(b, l));
         }
         if (warp != 0 || lane % 4 != 0)
             continue;
         if (!whole)
-            c->part_ml[part] = make_float2(m, l);
+            to.ml[query] = make_float2(m, l);
         else if (c->lse != NULL)
             c->lse[at] = log_sum(m, l);
     }
@@ -156,18 +196,27 @@ __device__ void store(const struct attend_call *c, const struct attend_task *k, 
 struct copies {
     struct cursor ahead;
     uint32_t end_split;
-    block_id pages[2]; /* of the tile at `ahead` */
+    struct tile_pages at; /* of the tile at `ahead` */
+};
+
+/* Masks of the tiles in the ring, as each warp copied them. */
+struct mask_ring {
+    uint32_t of[4][4][2];
 };
 
 template <int DP, bool WHOLE>
-__device__ void copy_next(const struct lane_pages *p, const struct attend_task *k, struct copies *n,
-                          uint32_t to)
+__device__ void copy_next(const struct work *w, struct copies *n, uint32_t to,
+                          struct mask_ring *masks, uint32_t stage)
 {
     if (n->ahead.split < n->end_split) {
-        copy_tile<DP, WHOLE>(p, n->pages, n->ahead.pos, n->ahead.end, to, to + few<DP>::TILE_BYTES);
-        cursor_step(&n->ahead, k);
+        if (w->pages.masks != NULL && threadIdx.x % 32 < 2)
+            masks->of[stage][threadIdx.x / 32][threadIdx.x % 32] =
+                n->at.masks[threadIdx.x % 32 == 0 ? 0 : 1];
+        copy_tile<DP, WHOLE>(&w->pages, &n->at, n->ahead.pos, n->ahead.end, to,
+                             to + few<DP>::TILE_BYTES);
+        cursor_step(&n->ahead, &w->k);
         if (n->ahead.split < n->end_split)
-            find_pages(p, n->ahead.pos, n->ahead.end, n->pages);
+            find_pages<true>(&w->pages, &n->ahead, &n->at);
     }
     copies_end_group();
 }
@@ -182,55 +231,82 @@ __device__ void hide(uint32_t pos, const uint32_t limit[2], float s[2][4])
             s[j / 4][j % 4] = -INFINITY;
 }
 
-template <int DP, bool WHOLE>
-__global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
-    few_kernel(const __grid_constant__ struct attend_call c)
+/* And rows that a mask leaves out. */
+__device__ void hide_masked(const struct lane_pages *p, uint32_t pos, const uint32_t masks[2],
+                            float s[2][4])
 {
-    extern __shared__ __align__(128) uint8_t ring[];
-    __shared__ struct exchange x;
+    const uint32_t in_page = (1u << p->shift) - 1;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        uint32_t row = pos + threadIdx.x / 32 * 16 + j / 4 * 8 + threadIdx.x % 4 * 2 + j % 2;
+        if (!(masks[j / 4] >> (row & in_page) & 1))
+            s[j / 4][j % 4] = -INFINITY;
+    }
+}
+
+/* Runs the splits of a CTA. ids: pages of its first tile. */
+template <int DP, bool WHOLE>
+__device__ void run_splits(const struct attend_call *c, const struct work *w,
+                           const struct tile_pages *ids, uint8_t *ring, struct exchange *x,
+                           struct mask_ring *masks, uint32_t first_bad[DP])
+{
     constexpr int stages = few<DP>::STAGES, stage_bytes = few<DP>::TILE_BYTES * 2;
-    const struct attend_task task = *find_task(&c), *k = &task;
-    const struct lane_pages pages = lane_pages_of(&c, k);
-    struct cursor u = {(blockIdx.x - k->item) * k->per_item, 0, 0};
+    const struct attend_task *k = &w->k;
+    struct cursor u = {k->split, 0, 0};
     cursor_enter(&u, k);
     const uint32_t at = shared_address(ring);
-    struct copies next = {u, min(k->n_splits, u.split + k->per_item), {}};
-    find_pages(&pages, u.pos, u.end, next.pages);
+    struct copies next = {u, k->end_split, *ids};
 #pragma unroll
     for (uint32_t i = 0; i < stages - 1; i++)
-        copy_next<DP, WHOLE>(&pages, k, &next, at + i * stage_bytes);
+        copy_next<DP, WHOLE>(w, &next, at + i * stage_bytes, masks, i);
     uint32_t q[DP / 16][4], causal[2];
-    load_queries<DP>(&c, k, q);
+    load_queries<DP>(c, k, q);
     for (int i = 0; i < 2; i++)
-        causal[i] = query_limit(&c, k, threadIdx.x % 32 / 4 + i * 8, false);
+        causal[i] = query_limit(c, k, threadIdx.x % 32 / 4 + i * 8, false);
     float o[DP / 32][4] = {};
     struct few_state st = {{LOWEST, LOWEST}, {}};
 
-    allow_next_kernel();
     for (uint32_t i = 0; u.split < next.end_split; i++) {
-        uint32_t k_at = at + i % stages * stage_bytes;
-        bool first = u.split < k->n_first;
+        const uint32_t stage = i % stages, k_at = at + stage * stage_bytes;
+        const bool first = u.split < k->n_first;
         uint32_t limit[2] = {first ? k->first_end : causal[0], first ? k->first_end : causal[1]};
         copies_wait<stages - 2>();
         __syncthreads(); /* the tile is there, and nobody reads the one before it any more */
-        copy_next<DP, WHOLE>(&pages, k, &next, at + (i + stages - 1) % stages * stage_bytes);
+        uint32_t rows[2] = {masks->of[stage][threadIdx.x / 32][0],
+                            masks->of[stage][threadIdx.x / 32][1]};
+        const uint32_t before = (i + stages - 1) % stages;
+        copy_next<DP, WHOLE>(w, &next, at + before * stage_bytes, masks, before);
+        uint8_t *v = ring + stage * stage_bytes + few<DP>::TILE_BYTES;
+        const bool mixed = !first && k->n_rows > 1 && u.pos + CUDA_TILE > k->pos + 1;
+        const bool bad = mixed && has_bad<DP>(v);
+        if (bad)
+            clear_bad<DP>(v, u.pos, first_bad);
         float s[2][4], alpha[2];
         score<DP>(q, k_at, s);
         if (u.pos + CUDA_TILE > min(limit[0], limit[1]))
             hide(u.pos, limit, s);
-        weigh(&c, &x, s, &st, alpha);
+        if (first && w->pages.masks != NULL)
+            hide_masked(&w->pages, u.pos, rows, s);
+        weigh(c, x, s, &st, alpha);
 #pragma unroll
         for (int j = 0; j < DP / 32 * 4; j++)
             o[j / 4][j % 4] *= alpha[j / 2 % 2];
 #pragma unroll
         for (int j = 0; j < 4; j++)
             st.l[j] *= alpha[j / 2];
-        sum_values<DP>(&x, k_at + few<DP>::TILE_BYTES, o, st.l);
+        sum_values<DP>(x, k_at + few<DP>::TILE_BYTES, o, st.l);
+        if (bad) {
+#pragma unroll
+            for (int j = 0; j < DP / 32 * 4; j++)
+                if (first_bad[threadIdx.x / 32 * (DP / 4) + j / 4 * 8 + threadIdx.x % 4 * 2 +
+                              j % 2] < limit[j / 2 % 2])
+                    o[j / 4][j % 4] = NAN;
+        }
         uint32_t split = u.split;
         cursor_step(&u, k);
         if (u.split == split)
             continue;
-        store<DP>(&c, k, split, &st, o);
+        store<DP>(c, w, split, &st, o);
 #pragma unroll
         for (int j = 0; j < DP / 32 * 4; j++)
             o[j / 4][j % 4] = 0;
@@ -238,45 +314,199 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
     }
 }
 
-template <int DP, bool WHOLE>
-void launch(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items)
+/* ---- who does what ---- */
+
+/* The part of an entry of the list; false: it is beyond the last. */
+__device__ bool find_listed(const struct attend_call *c, struct work *w, struct tile_pages *ids)
 {
-    few_kernel<DP, WHOLE><<<n_items, CUDA_THREADS, few<DP>::BYTES, b->stream>>>(*c);
-    cuda_launched(b, "attend (few rows)");
+    w->k = c->tasks[blockIdx.x - c->set.n_items * c->set.n_rows * c->kv_heads];
+    if (w->k.table == NULL)
+        return false;
+    w->pages = lane_pages_of(c, w->k.head, w->k.class_);
+    w->pages.first = w->pages.table = w->k.table;
+    w->pages.n_first = w->k.n_first;
+    struct attend_parts p = {};
+    p.n = w->k.n_rows * c->group;
+    p.n_first = w->k.n_first;
+    p.n_table = w->k.n_splits - w->k.n_first;
+    p.table_slot = w->k.n_first;
+    w->parts = p;
+    w->tail = w->lse = NULL;
+    w->estimate = w->end_estimate = 0;
+    struct cursor u = {w->k.split, 0, 0};
+    cursor_enter(&u, &w->k);
+    wait_for_kernel_before();
+    find_pages<true>(&w->pages, &u, ids);
+    return true;
 }
 
-/* Where a device has less shared memory, launches will say so. */
-template <int DP, bool WHOLE> void prepare(void)
+__device__ uint32_t plan_splits(uint32_t positions)
 {
-    (void)cudaFuncSetAttribute(few_kernel<DP, WHOLE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               few<DP>::BYTES);
-    (void)cudaGetLastError();
+    return (positions + CUDA_PLAN_SPLIT - 1) / CUDA_PLAN_SPLIT;
+}
+
+/* Splits [*from, *to) of n that CTA `item` of a kind has. */
+__device__ void share_of(uint32_t item, uint32_t per_item, uint32_t n, uint32_t *from, uint32_t *to)
+{
+    *from = min(item * per_item, n);
+    *to = min(n, *from + per_item);
+}
+
+/* A CTA of a planned row; false: the row is beyond the last, or the lane has no plan. */
+template <int DP>
+__device__ bool find_planned(const struct attend_call *c, struct work *w, struct tile_pages *ids)
+{
+    const struct attend_set *s = &c->set;
+    const uint32_t entry = blockIdx.x / s->n_items, item = blockIdx.x % s->n_items;
+    const uint32_t head = entry % c->kv_heads, cap = s->page_cap << c->page_shift;
+    const struct cuda_row *row = &s->rows[entry / c->kv_heads];
+    const uint32_t batch_row = row->row, pos = row->pos, n_segments = row->n_segments;
+    const block_id *blocks = row->blocks;
+    if (c->lanes[head] >> LANE_CLASS_SHIFT != LANE_SPARSE || batch_row == ~0u)
+        return false;
+    w->pages = lane_pages_of(c, head, LANE_SPARSE);
+    w->pages.first = s->pages != NULL ? s->pages + (size_t)entry * s->page_cap : blocks;
+    w->pages.table = blocks;
+    w->pages.masks = s->masks != NULL ? s->masks + (size_t)entry * s->page_cap : NULL;
+    w->pages.n_first = ~0u;
+    wait_for_kernel_before();
+    /* Pages of the first tile are asked for before it is known how many there are. */
+    struct cursor u = {0, item * s->per_item.pages * CUDA_PLAN_SPLIT, s->pages != NULL ? cap : 0};
+    if (item < s->items.pages)
+        find_pages<true>(&w->pages, &u, ids);
+    const uint32_t first_end = s->pages != NULL ? s->n_pages[entry] << c->page_shift : s->sink_rows;
+    const uint32_t n_entries = s->items.estimates > 0 ? s->n_estimates[entry] : 0;
+    struct attend_task *k = &w->k;
+    memset(k, 0, sizeof *k);
+    k->row = batch_row;
+    k->n_rows = 1;
+    k->pos = pos;
+    k->head = (uint16_t)head;
+    k->first_end = min(first_end, cap);
+    k->begin = n_segments * SEGMENT_ROWS;
+    k->end = pos + 1;
+    k->split_rows = CUDA_PLAN_SPLIT;
+    k->n_first = plan_splits(k->first_end);
+    k->partial = s->partial + entry * s->n_slots * c->group;
+    k->counter = s->counter + entry;
+    k->n_items = (uint16_t)s->n_items;
+    k->fold = FOLD_LAST;
+    w->pages.n_first = k->n_first;
+    struct attend_parts p = {};
+    p.n = c->group;
+    p.n_first = k->n_first;
+    p.n_table = plan_splits(k->end - k->begin);
+    p.n_estimates = n_entries > 0 ? (n_entries + s->estimate_split - 1) / s->estimate_split : 0;
+    p.table_slot = s->slots.pages;
+    p.estimate_slot = s->slots.pages + s->slots.tail;
+    float *tail =
+        s->tail != NULL ? s->tail + (size_t)entry * attend_tail_floats(c->group, DP) : NULL;
+    p.tail_o = tail;
+    p.tail_ml = (const float2 *)(tail + (size_t)CUDA_TAIL_SPLITS * c->group * DP);
+    w->lse = s->lse != NULL ? s->lse + (size_t)entry * c->group : NULL;
+    w->tail = s->lse != NULL ? tail : NULL;
+    w->parts = p;
+    k->n_splits = k->n_first + (s->items.tail > 0 ? p.n_table : 0);
+    w->estimate = w->end_estimate = 0;
+    if (item < s->items.pages) {
+        share_of(item, s->per_item.pages, k->n_first, &k->split, &k->end_split);
+    } else if (item < s->items.pages + s->items.tail) {
+        share_of(item - s->items.pages, s->per_item.tail, p.n_table, &k->split, &k->end_split);
+        k->split += k->n_first;
+        k->end_split += k->n_first;
+    } else {
+        share_of(item - s->items.pages - s->items.tail, s->per_item.estimates, p.n_estimates,
+                 &w->estimate, &w->end_estimate);
+    }
+    if (k->split >= k->end_split)
+        return true;
+    cursor_enter(&u, k);
+    if (item >= s->items.pages || s->pages == NULL)
+        find_pages<true>(&w->pages, &u, ids);
+    const uint32_t at = u.pos + threadIdx.x / 32 * 16;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++)
+        ids->pages[i] = at + i * 8 < u.end ? ids->pages[i] : 0;
+    return true;
+}
+
+/* The last CTA of a task ends it. */
+template <int DP> __device__ void end_task(const struct attend_call *c, struct work *w)
+{
+    const uint32_t n = w->parts.n;
+    if (!arrived_last(c->arrived + w->k.counter, w->k.n_items))
+        return;
+    w->parts.o = c->part_o + (size_t)w->k.partial * DP;
+    w->parts.ml = c->part_ml + w->k.partial;
+    for (uint32_t query = threadIdx.x / 32; query < n; query += CUDA_THREADS / 32) {
+        if (w->lse == NULL) {
+            fold_query<DP>(c, &w->parts, query, result_at(c, &w->k, query));
+        } else {
+            float lse = mass_of(&w->parts, query);
+            if (threadIdx.x % 32 == 0)
+                w->lse[query] = lse;
+        }
+    }
+}
+
+template <int DP, bool WHOLE>
+__global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
+    few_kernel(const __grid_constant__ struct attend_call c)
+{
+    extern __shared__ __align__(128) uint8_t memory[];
+    __shared__ struct exchange x;
+    __shared__ struct mask_ring masks;
+    __shared__ uint32_t first_bad[DP];
+    struct work w;
+    struct tile_pages ids = {};
+    const bool planned = blockIdx.x < c.set.n_items * c.set.n_rows * c.kv_heads;
+    allow_next_kernel();
+    if (!(planned ? find_planned<DP>(&c, &w, &ids) : find_listed(&c, &w, &ids))) {
+        wait_for_kernel_before(); /* a later kernel relies on it */
+        return;
+    }
+    if (w.k.split < w.k.end_split)
+        run_splits<DP, WHOLE>(&c, &w, &ids, memory, &x, &masks, first_bad);
+    if (w.k.fold == FOLD_LAST)
+        end_task<DP>(&c, &w);
+}
+
+/* Launched while the kernel before it still runs, as far as the device knows how. */
+template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct attend_call *c)
+{
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t how = {};
+    how.gridDim = dim3(c->set.n_items * c->set.n_rows * c->kv_heads + c->n_tasks);
+    how.blockDim = dim3(CUDA_THREADS);
+    how.dynamicSmemBytes = few<DP>::BYTES;
+    how.stream = b->stream;
+    how.attrs = &early;
+    how.numAttrs = b->overlaps ? 1 : 0;
+    cuda_ok(b, cudaLaunchKernelEx(&how, few_kernel<DP, WHOLE>, *c), "attend (few rows)");
 }
 
 } /* namespace */
 
-void attend_run_few(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items)
+void attend_run_few(struct cuda_backend *b, const void *params)
 {
-    if (c->dim == 64)
-        launch<64, true>(b, c, n_items);
-    else if (c->dim == 128)
-        launch<128, true>(b, c, n_items);
-    else if (c->dim == 256)
-        launch<256, true>(b, c, n_items);
-    else if (c->dim < 64)
-        launch<64, false>(b, c, n_items);
-    else if (c->dim < 128)
-        launch<128, false>(b, c, n_items);
-    else
-        launch<256, false>(b, c, n_items);
+    const struct attend_call *c = (const struct attend_call *)params;
+    attend_by_shape(c->dim, [=](auto s) { launch<s.DP, s.WHOLE>(b, c); });
 }
 
 void attend_prepare_few(void)
 {
-    prepare<64, true>();
-    prepare<128, true>();
-    prepare<256, true>();
-    prepare<64, false>();
-    prepare<128, false>();
-    prepare<256, false>();
+    attend_each_shape([](auto s) {
+        (void)cudaFuncSetAttribute(few_kernel<s.DP, s.WHOLE>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, few<s.DP>::BYTES);
+        (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
+    });
+}
+
+size_t attend_few_bytes(uint32_t dim)
+{
+    size_t bytes = 0;
+    attend_by_shape(dim, [&](auto s) { bytes = few<s.DP>::BYTES; });
+    return bytes + sizeof(struct exchange) + sizeof(struct mask_ring) + CUDA_MAX_DIM * 4;
 }

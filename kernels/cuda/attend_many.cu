@@ -6,6 +6,7 @@
  * a split its sums are folded into those of the splits before it, which lie in memory (in L2): the
  * same operations as the merge's, so a row's result does not tell who did them. Op: attend. */
 #include "kernels/cuda/attend_mma.h"
+#include "kernels/cuda/attend_shape.h"
 
 namespace
 {
@@ -215,6 +216,21 @@ __device__ void end_split(const struct attend_call *c, const struct attend_task 
     }
 }
 
+/* Sums that see a value that was taken out are no numbers. */
+template <int DP>
+__device__ void spoil(const struct attend_call *c, const struct attend_task *k,
+                      const uint32_t first_bad[DP], bool first, struct sums<DP> *sum)
+{
+#pragma unroll
+    for (int i = 0; i < many<DP>::M * 2; i++) {
+        uint32_t limit = query_limit(c, k, query_of<DP>(i / 2, i % 2), first);
+#pragma unroll
+        for (int j = 0; j < DP / 8 * 2; j++)
+            if (first_bad[j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2] < limit)
+                sum->o[i / 2][j / 2][i % 2 * 2 + j % 2] = NAN;
+    }
+}
+
 template <int DP, bool WHOLE>
 __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     many_kernel(const __grid_constant__ struct attend_call c)
@@ -222,24 +238,30 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     extern __shared__ __align__(128) uint8_t memory[];
     constexpr int tile_bytes = many<DP>::TILE_BYTES;
     __shared__ struct attend_task task; /* registers are short */
-    const struct attend_task *k = &task, *found = find_task(&c);
+    __shared__ uint32_t first_bad[DP];
+    const struct attend_task *k = &task;
+    allow_next_kernel();
     if (threadIdx.x == 0)
-        task = *found;
+        task = c.tasks[blockIdx.x];
+    wait_for_kernel_before();
     __syncthreads();
-    const struct lane_pages pages = lane_pages_of(&c, k);
+    if (task.table == NULL)
+        return;
+    struct lane_pages pages = lane_pages_of(&c, k->head, k->class_);
+    pages.first = pages.table = k->table;
     const uint32_t q_at = shared_address(memory), ring = q_at + many<DP>::QUERY_BYTES;
-    struct cursor u = {(blockIdx.x - k->item) * k->per_item, 0, 0};
-    const uint32_t first_split = u.split, end_of_item = min(k->n_splits, u.split + k->per_item);
-    const bool alone = k->per_item >= k->n_splits; /* no other CTA has splits of the task */
-    block_id ids[2];
+    struct cursor u = {k->split, 0, 0};
+    const uint32_t first_split = u.split, end_of_item = k->end_split;
+    const bool alone = k->fold == FOLD_NONE; /* no other CTA has splits of the task */
+    struct tile_pages ids;
     cursor_enter(&u, k);
     struct cursor ahead = u;
-    find_pages(&pages, u.pos, u.end, ids);
-    copy_tile<DP, WHOLE>(&pages, ids, u.pos, u.end, ring, ring + tile_bytes);
+    find_pages<false>(&pages, &u, &ids);
+    copy_tile<DP, WHOLE>(&pages, &ids, u.pos, u.end, ring, ring + tile_bytes);
     copies_end_group();
     cursor_step(&ahead, k);
     if (ahead.split < end_of_item)
-        find_pages(&pages, ahead.pos, ahead.end, ids);
+        find_pages<false>(&pages, &ahead, &ids);
     copy_queries<DP>(&c, k, memory);
     struct sums<DP> sum;
     clear(&sum);
@@ -249,21 +271,28 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
         copies_wait<0>();
         __syncthreads(); /* the tile is there, and nobody reads the one before it any more */
         if (ahead.split < end_of_item) {
-            copy_tile<DP, WHOLE>(&pages, ids, ahead.pos, ahead.end, to, to + tile_bytes);
+            copy_tile<DP, WHOLE>(&pages, &ids, ahead.pos, ahead.end, to, to + tile_bytes);
             cursor_step(&ahead, k);
             if (ahead.split < end_of_item)
-                find_pages(&pages, ahead.pos, ahead.end, ids);
+                find_pages<false>(&pages, &ahead, &ids);
         }
         copies_end_group();
-        float s[many<DP>::M][8][4];
         bool first = u.split < k->n_first;
+        const bool mixed = u.pos + CUDA_TILE > query_limit(&c, k, 0, first);
+        uint8_t *v = memory + many<DP>::QUERY_BYTES + (turn * 2 + 1) * tile_bytes;
+        const bool bad = mixed && has_bad<DP>(v);
+        if (bad)
+            clear_bad<DP>(v, u.pos, first_bad);
+        float s[many<DP>::M][8][4];
         score<DP>(q_at, k_at, s);
-        if (u.pos + CUDA_TILE > query_limit(&c, k, 0, first))
+        if (mixed)
             hide<DP>(&c, k, u.pos, first, s);
 #pragma unroll
         for (int i = 0; i < many<DP>::M; i++)
             weigh<DP>(c.scale, s[i], sum.o[i], sum.l[i], sum.m[i]);
         sum_values<DP>(k_at + tile_bytes, s, &sum);
+        if (bad)
+            spoil<DP>(&c, k, first_bad, first, &sum);
         uint32_t split = u.split;
         cursor_step(&u, k);
         if (u.split == split)
@@ -277,46 +306,42 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     }
 }
 
-template <int DP, bool WHOLE>
-void launch(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items)
+template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct attend_call *c)
 {
     static_assert((int)many<DP>::QUERIES == (DP == 256 ? CUDA_MANY_256 : CUDA_MANY), "tasks fit");
-    many_kernel<DP, WHOLE><<<n_items, CUDA_THREADS, many<DP>::BYTES, b->stream>>>(*c);
-    cuda_launched(b, "attend (many rows)");
-}
-
-/* Where a device has less shared memory, launches will say so. */
-template <int DP, bool WHOLE> void prepare(void)
-{
-    (void)cudaFuncSetAttribute(many_kernel<DP, WHOLE>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               many<DP>::BYTES);
-    (void)cudaGetLastError();
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t how = {};
+    how.gridDim = dim3(c->n_tasks);
+    how.blockDim = dim3(CUDA_THREADS);
+    how.dynamicSmemBytes = many<DP>::BYTES;
+    how.stream = b->stream;
+    how.attrs = &early;
+    how.numAttrs = b->overlaps ? 1 : 0;
+    cuda_ok(b, cudaLaunchKernelEx(&how, many_kernel<DP, WHOLE>, *c), "attend (many rows)");
 }
 
 } /* namespace */
 
-void attend_run_many(struct cuda_backend *b, const struct attend_call *c, uint32_t n_items)
+void attend_run_many(struct cuda_backend *b, const void *params)
 {
-    if (c->dim == 64)
-        launch<64, true>(b, c, n_items);
-    else if (c->dim == 128)
-        launch<128, true>(b, c, n_items);
-    else if (c->dim == 256)
-        launch<256, true>(b, c, n_items);
-    else if (c->dim < 64)
-        launch<64, false>(b, c, n_items);
-    else if (c->dim < 128)
-        launch<128, false>(b, c, n_items);
-    else
-        launch<256, false>(b, c, n_items);
+    const struct attend_call *c = (const struct attend_call *)params;
+    attend_by_shape(c->dim, [=](auto s) { launch<s.DP, s.WHOLE>(b, c); });
 }
 
 void attend_prepare_many(void)
 {
-    prepare<64, true>();
-    prepare<128, true>();
-    prepare<256, true>();
-    prepare<64, false>();
-    prepare<128, false>();
-    prepare<256, false>();
+    attend_each_shape([](auto s) {
+        (void)cudaFuncSetAttribute(many_kernel<s.DP, s.WHOLE>,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, many<s.DP>::BYTES);
+        (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
+    });
+}
+
+size_t attend_many_bytes(uint32_t dim)
+{
+    size_t bytes = 0;
+    attend_by_shape(dim, [&](auto s) { bytes = many<s.DP>::BYTES; });
+    return bytes + sizeof(struct attend_task) + CUDA_MAX_DIM * 4;
 }

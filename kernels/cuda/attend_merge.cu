@@ -2,7 +2,8 @@
  * last: one warp per query and 32 dimensions of it. Lanes hold the greatest scores and sums of 32 splits
  * and make their weights together; the chain over splits is one multiply-add each, and its loads do
  * not wait for it. Bound by L2 latency; reads a few percent of what the splits read. Op: attend. */
-#include "kernels/cuda/attend_mma.h"
+#include "kernels/cuda/attend_last.h"
+#include "kernels/cuda/attend_shape.h"
 
 namespace
 {
@@ -29,30 +30,22 @@ __device__ void load_batch(struct batch *r, const float *part, const float2 *ml,
 template <int DP>
 __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struct attend_call c)
 {
-    const struct attend_task *k = &c.tasks[blockIdx.y];
-    const uint32_t query = blockIdx.x, n = k->n_rows * c.group, lane = threadIdx.x % 32;
-    if (query >= n || !k->merged)
-        return;
+    const struct attend_merge *k = &c.merges[blockIdx.y];
+    const uint32_t query = blockIdx.x, n = k->n_rows * c.group;
     const float *part = c.part_o + ((size_t)k->partial + query) * DP + threadIdx.x;
     const float2 *ml = c.part_ml + k->partial + query;
     float m = LOWEST, l = 0, o = 0;
     struct batch now, later;
+    allow_next_kernel();
     wait_for_kernel_before();
+    if (query >= n)
+        return;
     load_batch<DP>(&now, part, ml, 0, k->n_splits, n);
     for (uint32_t split = 0; split < k->n_splits; split += AT_ONCE, now = later) {
         uint32_t left = min(k->n_splits - split, (uint32_t)AT_ONCE);
         const float2 own = now.ml;
         load_batch<DP>(&later, part, ml, split + AT_ONCE, k->n_splits, n);
-        float top = own.x; /* greatest up to this lane's split */
-#pragma unroll
-        for (uint32_t i = 1; i < 32; i *= 2) {
-            float x = __shfl_up_sync(~0u, top, i);
-            top = lane >= i ? fmaxf(top, x) : top;
-        }
-        top = fmaxf(top, m);
-        float before = __shfl_up_sync(~0u, top, 1);
-        struct fold f = fold_of(lane == 0 ? m : before, own.x);
-        m = __shfl_sync(~0u, top, 31);
+        struct fold f = fold_32(own.x, &m);
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
             struct fold g = {0, __shfl_sync(~0u, f.so_far, i), __shfl_sync(~0u, f.next, i)};
@@ -64,7 +57,7 @@ __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struc
             l = first ? next_l : fold_sum(g, l, next_l);
         }
     }
-    size_t at = result_at(&c, k, query);
+    size_t at = (size_t)(k->row + query / c.group) * c.heads + k->head * c.group + query % c.group;
     if (threadIdx.x < c.dim)
         c.out[at * c.dim + threadIdx.x] = finish(o, l);
     if (threadIdx.x == 0 && c.lse != NULL)
@@ -73,33 +66,30 @@ __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struc
 
 /* Launched while the kernel before it still runs, as far as the device knows how. */
 template <int DP>
-void launch(struct cuda_backend *b, const struct attend_call *c, uint32_t max_queries)
+void launch(struct cuda_backend *b, const struct attend_call *c, const struct attend_merge *merges,
+            uint32_t n)
 {
+    struct attend_call part = *c;
+    part.merges = merges;
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
-    how.gridDim = dim3(max_queries, c->n_tasks);
+    how.gridDim = dim3(c->max_queries, n);
     how.blockDim = dim3(DP);
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&how, merge_kernel<DP>, *c), "attend (merge)");
+    cuda_ok(b, cudaLaunchKernelEx(&how, merge_kernel<DP>, part), "attend (merge)");
 }
 
 } /* namespace */
 
-void attend_run_merge(struct cuda_backend *b, const struct attend_call *c, uint32_t max_queries)
+void attend_run_merge(struct cuda_backend *b, const void *params)
 {
-    struct attend_call part = *c;
-    for (uint32_t left = c->n_tasks; left > 0; left -= part.n_tasks) {
-        part.tasks = c->tasks + (c->n_tasks - left);
-        part.n_tasks = left < 65535 ? left : 65535; /* grids are no higher */
-        if (attend_padded_dim(c->dim) == 64)
-            launch<64>(b, &part, max_queries);
-        else if (attend_padded_dim(c->dim) == 128)
-            launch<128>(b, &part, max_queries);
-        else
-            launch<256>(b, &part, max_queries);
+    const struct attend_call *c = (const struct attend_call *)params;
+    for (uint32_t done = 0, n; done < c->n_merges; done += n) {
+        n = c->n_merges - done < 65535 ? c->n_merges - done : 65535; /* grids are no higher */
+        attend_by_shape(c->dim, [=](auto s) { launch<s.DP>(b, c, c->merges + done, n); });
     }
 }

@@ -96,22 +96,6 @@ __device__ static inline void wait_for_kernel_before(void)
 
 /* ---- positions of a task ---- */
 
-/* The task this CTA works for: the last one whose first CTA is not behind it. All threads look at
- * once, since every look is a trip to L2. */
-__device__ static inline const struct attend_task *find_task(const struct attend_call *c)
-{
-    uint32_t low = 0, n = c->n_tasks, step;
-    do {
-        step = (n + CUDA_THREADS - 1) / CUDA_THREADS;
-        uint32_t i = threadIdx.x * step;
-        int before = __syncthreads_count(i < n && c->tasks[low + i].item <= blockIdx.x);
-        uint32_t passed = (uint32_t)(before - 1) * step;
-        low += passed;
-        n = min(step, n - passed);
-    } while (step > 1);
-    return &c->tasks[low];
-}
-
 /* Walks the tiles of splits [split, n_splits) of a task. */
 struct cursor {
     uint32_t split, pos, end; /* the tile begins at pos, its split ends at end */
@@ -121,8 +105,8 @@ __device__ static inline void cursor_enter(struct cursor *u, const struct attend
 {
     bool first = u->split < k->n_first;
     uint32_t end = first ? k->first_end : k->end;
-    u->pos = first ? u->split * CUDA_SPLIT : k->begin + (u->split - k->n_first) * CUDA_SPLIT;
-    u->end = min(end, u->pos + CUDA_SPLIT);
+    u->pos = first ? u->split * k->split_rows : k->begin + (u->split - k->n_first) * k->split_rows;
+    u->end = min(end, u->pos + k->split_rows);
 }
 
 __device__ static inline void cursor_step(struct cursor *u, const struct attend_task *k)
@@ -139,36 +123,51 @@ __device__ static inline void cursor_step(struct cursor *u, const struct attend_
 /* Pages of one lane. A warp copies 16 rows of a tile, which lie in two halves of 8 in at most two
  * pages. */
 struct lane_pages {
-    const uint8_t *hbm, *dram; /* the lane's page of block 0 */
-    const block_id *table;
+    const uint8_t *hbm, *dram;     /* the lane's page of block 0 */
+    const block_id *first, *table; /* of the first stretch, of the other */
+    const uint32_t *masks;         /* [page of first] rows to attend; NULL: all */
     size_t block_bytes;
+    uint32_t n_first; /* splits of the first stretch */
     uint32_t shift, dim;
 };
 
-__device__ static inline struct lane_pages lane_pages_of(const struct attend_call *c,
-                                                         const struct attend_task *k)
+__device__ static inline struct lane_pages lane_pages_of(const struct attend_call *c, uint32_t head,
+                                                         uint32_t class_)
 {
-    struct cuda_lane place = c->lanes[k->head];
     struct lane_pages p;
-    size_t at = place.index * c->page_bytes;
-    p.hbm = c->hbm[place.class_] + at;
-    p.dram = c->dram[place.class_] + at;
-    p.table = c->tables + k->table;
-    p.block_bytes = c->block_bytes[place.class_];
+    size_t at = (c->lanes[head] & ((1u << LANE_CLASS_SHIFT) - 1)) * c->page_bytes;
+    p.hbm = c->hbm[class_] + at;
+    p.dram = c->dram[class_] + at;
+    p.first = p.table = p.masks = NULL;
+    p.block_bytes = c->block_bytes[class_];
+    p.n_first = 0;
     p.shift = c->page_shift;
     p.dim = c->dim;
     return p;
 }
 
-/* Which pages this warp copies of the tile at pos: read a tile ahead, to hide the latency. Entries of
- * positions from end on are not touched. */
-__device__ static inline void find_pages(const struct lane_pages *p, uint32_t pos, uint32_t end,
-                                         block_id pages[2])
+/* What a warp copies of a tile: pages of its two halves, and the rows of them that are attended. */
+struct tile_pages {
+    block_id pages[2];
+    uint32_t masks[2];
+};
+
+/* Of the tile at u: read a tile ahead, to hide the latency. Entries of positions from u->end on are not
+ * touched. MASKS: a list may come with masks. */
+template <bool MASKS>
+__device__ static inline void find_pages(const struct lane_pages *p, const struct cursor *u,
+                                         struct tile_pages *t)
 {
-    uint32_t at = pos + threadIdx.x / 32 * 16;
+    const uint32_t at = u->pos + threadIdx.x / 32 * 16;
+    const bool first = u->split < p->n_first;
+    const block_id *table = first ? p->first : p->table;
 #pragma unroll
-    for (uint32_t i = 0; i < 2; i++)
-        pages[i] = at + i * 8 < end ? p->table[(at + i * 8) >> p->shift] : 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t page = (at + i * 8) >> p->shift;
+        const bool exists = at + i * 8 < u->end;
+        t->pages[i] = exists ? table[page] : 0;
+        t->masks[i] = MASKS && exists && first && p->masks != NULL ? p->masks[page] : ~0u;
+    }
 }
 
 template <int DP> __device__ static inline uint32_t chunk_at(uint32_t row, uint32_t chunk)
@@ -178,7 +177,7 @@ template <int DP> __device__ static inline uint32_t chunk_at(uint32_t row, uint3
 
 /* Starts copying this warp's rows of the tile at pos. WHOLE: head_dim is DP. */
 template <int DP, bool WHOLE>
-__device__ static inline void copy_tile(const struct lane_pages *p, const block_id pages[2],
+__device__ static inline void copy_tile(const struct lane_pages *p, const struct tile_pages *t,
                                         uint32_t pos, uint32_t end, uint32_t k_at, uint32_t v_at)
 {
     constexpr uint32_t chunks = DP / 8, rows = 32 / chunks; /* rows of one instruction */
@@ -187,29 +186,73 @@ __device__ static inline void copy_tile(const struct lane_pages *p, const block_
     const size_t v_part = (size_t)dim * 2 << p->shift;
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
-        block_id b = pages[half];
+        block_id b = t->pages[half];
+        const uint32_t mask = t->masks[half];
         const uint8_t *page =
             (b & BLOCK_IN_DRAM ? p->dram : p->hbm) + (size_t)(b & ~BLOCK_IN_DRAM) * p->block_bytes;
         if (WHOLE) {
 #pragma unroll
             for (uint32_t i = 0; i < 8; i += rows) {
                 uint32_t r = first + half * 8 + i + lane / chunks, c = lane % chunks;
-                bool exists = pos + r < end;
-                const uint8_t *from = page + ((pos + r) & in_page) * (DP * 2) + c * 16;
+                uint32_t row = (pos + r) & in_page;
+                bool exists = pos + r < end && (mask >> row & 1);
+                const uint8_t *from = page + row * (DP * 2) + c * 16;
                 copy_16(k_at + chunk_at<DP>(r, c), from, exists);
                 copy_16(v_at + chunk_at<DP>(r, c), from + v_part, exists);
             }
         } else {
             for (uint32_t i = 0; i < 8 * DP / 2; i += 32) { /* pairs of numbers */
                 uint32_t r = first + half * 8 + (i + lane) / (DP / 2), x = (i + lane) % (DP / 2);
-                bool exists = pos + r < end && x * 2 < dim;
-                size_t from = exists ? ((pos + r) & in_page) * (size_t)dim * 2 + x * 4 : 0;
+                uint32_t row = (pos + r) & in_page;
+                bool exists = pos + r < end && x * 2 < dim && (mask >> row & 1);
+                size_t from = exists ? row * (size_t)dim * 2 + x * 4 : 0;
                 uint32_t to = chunk_at<DP>(r, x / 4) + x % 4 * 4;
                 copy_4(k_at + to, page + from, exists);
                 copy_4(v_at + to, page + v_part + from, exists);
             }
         }
     }
+}
+
+/* ---- values that are no numbers ----
+ *
+ * Rows of a tile that a query does not see have probability 0, and 0 times what they hold is 0 unless that
+ * is infinite or no number: then it would reach rows before them. Where queries see different parts of a
+ * tile, such values are taken out, and sums that do see one become NaN. */
+
+__device__ static inline bool is_bad(uint32_t half)
+{
+    return (half & 0x7f80) == 0x7f80;
+}
+
+/* Whether a tile of V has such values; all threads of a CTA. */
+template <int DP> __device__ static inline bool has_bad(const uint8_t *v)
+{
+    bool bad = false;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < CUDA_TILE * DP / 8; i += CUDA_THREADS) {
+        uint4 x = *(const uint4 *)(v + i * 16);
+        bad = bad || is_bad(x.x) || is_bad(x.x >> 16) || is_bad(x.y) || is_bad(x.y >> 16) ||
+              is_bad(x.z) || is_bad(x.z >> 16) || is_bad(x.w) || is_bad(x.w >> 16);
+    }
+    return __syncthreads_or(bad) != 0;
+}
+
+/* Takes them out; first[dimension]: the first position of the tile at pos that had one. */
+template <int DP>
+__device__ static inline void clear_bad(uint8_t *v, uint32_t pos, uint32_t first[DP])
+{
+    for (uint32_t x = threadIdx.x; x < DP; x += CUDA_THREADS) {
+        first[x] = ~0u;
+        for (uint32_t r = CUDA_TILE; r-- > 0;) {
+            uint16_t *at = (uint16_t *)(v + chunk_at<DP>(r, x / 8) + x % 8 * 2);
+            if (!is_bad(*at))
+                continue;
+            *at = 0;
+            first[x] = pos + r;
+        }
+    }
+    __syncthreads();
 }
 
 /* ---- queries, partial results ---- */

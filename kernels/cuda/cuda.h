@@ -20,6 +20,7 @@ struct cuda_backend {
     bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
     cudaStream_t stream;
     cublasHandle_t blas; /* on `stream`, bf16 inputs, float sums and outputs */
+    uint64_t n_steps;    /* that have ended: lists of a step are known by it */
     status error;        /* sticks until sync; its text is in `text` */
     char text[256], description[160];
     struct cuda_step *step;       /* step.cu */

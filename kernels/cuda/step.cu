@@ -241,6 +241,7 @@ void cuda_step_end(struct cuda_backend *b)
 {
     struct cuda_step *s = b->step;
     cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
+    b->n_steps++;
     s->used = 0;
     s->n_staged = 0;
     if (s->n_slots > 0)

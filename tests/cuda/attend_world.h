@@ -251,8 +251,8 @@ static void append_all(struct world *w, struct side *d, uint32_t chunk)
                                                         .rope_cos = d->cos,
                                                         .rope_sin = d->sin,
                                                         .qkv = d->qkv});
+        CHECK(d->be->ops->sync(d->be) == OK); /* b was read once, by its address */
     }
-    CHECK(d->be->ops->sync(d->be) == OK);
 }
 
 /* Every third SPARSE block of a sequence moves to the other arena; NaN stays in its place. */
@@ -299,6 +299,7 @@ static void attend(struct world *w, struct side *d, const struct piece *p, uint3
                                                     .qkv = d->qkv,
                                                     .out = d->out,
                                                     .lse = lse ? d->lse : NULL});
+    CHECK(d->be->ops->sync(d->be) == OK);
     for (uint32_t i = 0; i < n; i++)
         mem_free(tables[i]);
 }
