@@ -9,6 +9,7 @@
 #include "kernels/cuda_api.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- errors ---- */
@@ -95,12 +96,40 @@ static uint64_t cuda_memory(struct backend *be)
     return free_bytes;
 }
 
-/* Where either side lies is the driver's to find out: all addresses are of one space. */
+struct copy_params {
+    void *dst;
+    const void *src;
+    size_t bytes;
+};
+
+static void run_copy(struct cuda_backend *b, const void *params)
+{
+    const struct copy_params *p = (const struct copy_params *)params;
+    cuda_ok(b, cudaMemcpyAsync(p->dst, p->src, p->bytes, cudaMemcpyDefault, b->stream), "copy");
+}
+
+static bool on_device(const void *p)
+{
+    struct cudaPointerAttributes at;
+    bool known = cudaPointerGetAttributes(&at, p) == cudaSuccess;
+    return known && at.type == cudaMemoryTypeDevice;
+}
+
+/* Between the tiers or to the host the copy runs where it stands in the queue: ordinary memory of the
+ * host may change when the call has returned. */
 static void cuda_copy(struct backend *be, void *dst, const void *src, size_t bytes)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
-    if (bytes != 0)
-        cuda_ok(b, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, b->stream), "copy");
+    struct copy_params p = {dst, src, bytes};
+    if (bytes == 0)
+        return;
+    if (on_device(dst) && on_device(src)) {
+        cuda_do(b, run_copy, &p, sizeof p);
+        return;
+    }
+    cuda_flush(b);
+    if (b->error == OK)
+        run_copy(b, &p);
 }
 
 static status cuda_sync(struct backend *be)
@@ -126,7 +155,7 @@ static void cuda_close(struct backend *be)
     struct cuda_backend *b = (struct cuda_backend *)be;
     use_device(b);
     if (b->stream != NULL)
-        (void)cudaStreamSynchronize(b->stream);
+        (void)cudaStreamSynchronize(b->stream); /* what is still queued never runs */
     cuda_sample_close(b);
     cuda_attend_close(b);
     cuda_linear_close(b);
@@ -239,6 +268,7 @@ static status cuda_open(struct backend **out, int device, struct backend *host)
     b->device = device;
     b->sms = prop.multiProcessorCount;
     b->overlaps = prop.major >= 9;
+    b->eager = getenv("SPIND_CUDA_EAGER") != NULL;
     status st = open_parts(b);
     if (st != OK) {
         cuda_close(&b->base);

@@ -17,6 +17,7 @@ struct cuda_backend {
     struct backend base;  /* first */
     struct backend *host; /* a CPU backend, owned: samples from logits that were copied down */
     int device, sms;
+    bool eager;    /* no graphs: SPIND_CUDA_EAGER is set, for tests and debugging */
     bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
     cudaStream_t stream;
     cublasHandle_t blas; /* on `stream`, bf16 inputs, float sums and outputs */

@@ -1,15 +1,28 @@
-/* Sampling, first step: the logits go down to pinned memory at their place in the stream, and the CPU
- * backend draws from them when sync is called. The tokens for given logits are therefore the CPU's to
- * the bit, whatever the request asks for. 200 KB per row of the default model are 4 us of a PCIe bus
- * and a few more of one core; a sampler on the device can come later without another contract. */
-#include "kernels/cuda/cuda.h"
+/* Sampling and scoring of rows of logits on the device, in vLLM's order, as kernels/cpu/sample.c has it
+ * (reference/models.md 7.1): banned ids and biases; penalties; greedy, or temperature, min_p, top_k, top_p
+ * and one draw; logprobs of the raw logits.
+ *
+ * A block per row. Rows of a vocabulary are 0.2 to 0.6 MB and lie in L2 when the head has written them: a
+ * pass of one block costs 2 to 6 us, a greedy row is one pass, a filtered draw four. Probabilities are
+ * summed as whole numbers of 2^-40 of the greatest, so no order of addition can be seen and a draw is
+ * the same alone and in a batch. Only tokens whose logits nearly tie can differ from the CPU's.
+ *
+ * Results go to pinned memory at their place in the stream; sync hands them out. */
+#include "kernels/core/philox.h"
+#include "kernels/cuda/sample.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 struct cuda_sampler {
-    float *logits; /* pinned, [capacity] */
-    size_t capacity;
-    struct sample_args pending; /* n_rows 0: nothing is queued */
+    float *x;       /* [rows][vocab] logits as changed by lists and penalties */
+    uint32_t *seen; /* [rows][vocab] */
+    uint32_t *ids;  /* [rows][vocab] candidates */
+    size_t x_bytes, seen_bytes, ids_bytes;
+    struct drawn *out, *host_out; /* device, pinned; [max_rows] */
+    size_t out_bytes, host_rows;
+    struct sample_row *rows; /* of the caller, who waits for them; NULL: nothing is queued */
+    uint32_t n_rows;
 };
 
 status cuda_sample_open(struct cuda_backend *b)
@@ -20,62 +33,214 @@ status cuda_sample_open(struct cuda_backend *b)
 
 void cuda_sample_close(struct cuda_backend *b)
 {
-    if (b->sampler == NULL)
+    struct cuda_sampler *s = b->sampler;
+    if (s == NULL)
         return;
-    if (b->sampler->logits != NULL)
-        cudaFreeHost(b->sampler->logits);
-    mem_free(b->sampler);
+    cudaFree(s->x);
+    cudaFree(s->seen);
+    cudaFree(s->ids);
+    cudaFree(s->out);
+    cudaFreeHost(s->host_out);
+    mem_free(s);
     b->sampler = NULL;
 }
 
-static bool reserve(struct cuda_backend *b, size_t need)
+/* ---- lists and penalties ---- */
+
+enum { IN_HISTORY = 0x80000000 }; /* in seen; below it: occurrences in the output */
+
+/* Counts the history, then changes what was seen. A block. */
+__device__ static void penalize(const struct draw_row *r, float *x, uint32_t *seen, uint32_t vocab)
 {
-    struct cuda_sampler *s = b->sampler;
-    if (need <= s->capacity)
-        return true;
-    if (s->logits != NULL)
-        cudaFreeHost(s->logits);
-    s->logits = NULL;
-    s->capacity = 0;
-    if (!cuda_ok(b, cudaMallocHost((void **)&s->logits, need * sizeof(float)),
-                 "pinned memory for logits"))
-        return false;
-    s->capacity = need;
-    return true;
+    const struct sample_params *p = &r->params;
+    for (uint32_t i = threadIdx.x; i < vocab; i += blockDim.x)
+        seen[i] = 0;
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < r->n_history; i += blockDim.x) {
+        uint32_t id = r->history[i];
+        if (id >= vocab)
+            continue;
+        atomicOr(&seen[id], (uint32_t)IN_HISTORY);
+        if (i >= r->n_prompt)
+            atomicAdd(&seen[id], 1u);
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < vocab; i += blockDim.x) {
+        uint32_t count = seen[i] & ~(uint32_t)IN_HISTORY;
+        if (seen[i] == 0)
+            continue;
+        float l = x[i];
+        l = l > 0 ? l / p->repetition_penalty : l * p->repetition_penalty;
+        l = __fsub_rn(l, __fmul_rn(p->frequency_penalty, (float)count));
+        x[i] = l - (count > 0 ? p->presence_penalty : 0);
+    }
 }
 
-void cuda_sample_settle(struct cuda_backend *b, bool good)
+/* A block per row that has lists; others have nothing to do. Op: sample. */
+__global__ static void adjust_kernel(struct sample_call c)
+{
+    const struct draw_row *r = &c.rows[blockIdx.x];
+    if (!r->changed)
+        return;
+    const float *from = c.logits + (size_t)r->logits_row * c.vocab;
+    float *x = c.x + (size_t)blockIdx.x * c.vocab;
+    for (uint32_t i = threadIdx.x; i < c.vocab; i += blockDim.x)
+        x[i] = from[i];
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < r->n_banned; i += blockDim.x)
+        if (r->banned[i] < c.vocab)
+            x[r->banned[i]] = -INFINITY;
+    __syncthreads();
+    if (threadIdx.x == 0) /* an id may stand there twice: in order */
+        for (uint32_t i = 0; i < r->n_bias; i++)
+            if (r->bias_ids[i] < c.vocab)
+                x[r->bias_ids[i]] += r->bias[i];
+    __syncthreads();
+    if (r->penalized)
+        penalize(r, x, c.seen + (size_t)blockIdx.x * c.vocab, c.vocab);
+}
+
+static void run_adjust(struct cuda_backend *b, const void *params)
+{
+    const struct sample_call *c = (const struct sample_call *)params;
+    adjust_kernel<<<c->n_rows, SAMPLE_THREADS, 0, b->stream>>>(*c);
+    cuda_launched(b, "sample: lists and penalties");
+}
+
+static void run_draw(struct cuda_backend *b, const void *params)
+{
+    const struct sample_call *c = (const struct sample_call *)params;
+    sample_launch(b, c);
+    cuda_ok(b,
+            cudaMemcpyAsync(c->host_out, c->out, c->n_rows * sizeof *c->out, cudaMemcpyDeviceToHost,
+                            b->stream),
+            "sample: results");
+}
+
+/* ---- the host's part ---- */
+
+static bool has_penalty(const struct sample_row *r)
+{
+    const struct sample_params *p = &r->params;
+    return r->n_history > 0 &&
+           (p->repetition_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0);
+}
+
+/* false: no memory, which b knows. */
+static bool fill_row(struct cuda_backend *b, const struct sample_row *r, struct draw_row *to)
+{
+    to->params = r->params;
+    to->logits_row = r->logits_row;
+    to->target = r->target;
+    to->position = r->position;
+    to->n_top = r->n_top;
+    if (r->target != SAMPLE_DRAW)
+        return true;
+    to->penalized = has_penalty(r);
+    to->changed = to->penalized || r->n_banned > 0 || r->n_bias > 0;
+    to->n_banned = r->n_banned;
+    to->n_bias = r->n_bias;
+    if (r->n_banned > 0 &&
+        (to->banned = (const uint32_t *)cuda_stage(b, r->banned, r->n_banned * 4)) == NULL)
+        return false;
+    if (r->n_bias > 0) {
+        to->bias_ids = (const uint32_t *)cuda_stage(b, r->bias_ids, r->n_bias * 4);
+        to->bias = (const float *)cuda_stage(b, r->bias, r->n_bias * 4);
+        if (to->bias_ids == NULL || to->bias == NULL)
+            return false;
+    }
+    if (!to->penalized)
+        return true;
+    to->n_prompt = r->n_prompt;
+    to->n_history = r->n_history;
+    to->history = (const uint32_t *)cuda_stage(b, r->history, (size_t)r->n_history * 4);
+    return to->history != NULL;
+}
+
+/* Rows on the device; *changes, *filters: whether any row needs the passes that need scratch. */
+static const struct draw_row *stage_rows(struct cuda_backend *b, const struct sample_args *a,
+                                         bool *changes, bool *lists)
+{
+    struct draw_row *rows = (struct draw_row *)calloc(a->n_rows, sizeof *rows);
+    bool good = rows != NULL;
+    for (uint32_t i = 0; good && i < a->n_rows; i++) {
+        good = fill_row(b, &a->rows[i], &rows[i]);
+        *changes |= rows[i].changed != 0;
+        *lists |= sample_needs_ids(&rows[i], a->vocab);
+    }
+    const struct draw_row *at =
+        good ? (const struct draw_row *)cuda_stage(b, rows, a->n_rows * sizeof *rows) : NULL;
+    free(rows);
+    return at;
+}
+
+static bool reserve(struct cuda_backend *b, uint32_t n_rows, uint32_t vocab, bool changes,
+                    bool lists)
 {
     struct cuda_sampler *s = b->sampler;
-    if (s->pending.n_rows == 0)
-        return;
-    if (good) {
-        b->host->ops->sample(b->host, &s->pending);
-        (void)b->host->ops->sync(b->host); /* the CPU's sampler cannot fail: bad rows say so */
-    }
-    s->pending.n_rows = 0;
+    size_t rows = cuda_bucket(n_rows), numbers = rows * vocab * 4;
+    if (!cuda_reserve(b, (void **)&s->out, &s->out_bytes, rows * sizeof *s->out) ||
+        (changes && !cuda_reserve(b, (void **)&s->x, &s->x_bytes, numbers)) ||
+        (changes && !cuda_reserve(b, (void **)&s->seen, &s->seen_bytes, numbers)) ||
+        (lists && !cuda_reserve(b, (void **)&s->ids, &s->ids_bytes, numbers)))
+        return false;
+    if (rows <= s->host_rows)
+        return true;
+    cudaFreeHost(s->host_out); /* nothing of this step is queued for it */
+    s->host_out = NULL;
+    s->host_rows = 0;
+    if (!cuda_ok(b, cudaMallocHost((void **)&s->host_out, rows * sizeof *s->host_out),
+                 "pinned memory for tokens"))
+        return false;
+    s->host_rows = rows;
+    return true;
 }
 
 void cuda_sample(struct backend *be, const struct sample_args *a)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     struct cuda_sampler *s = b->sampler;
-    size_t rows = 0;
+    bool changes = false, lists = false;
     if (a->n_rows == 0)
         return;
-    if (s->pending.n_rows >
-        0) /* the engine asks once per step; a second time waits for the first */
+    if (s->rows != NULL) { /* the engine asks once per step; a second time waits for the first */
+        cuda_flush(b);
         cuda_sample_settle(b, cuda_ok(b, cudaStreamSynchronize(b->stream), "sample") &&
                                   b->error == OK);
-    for (uint32_t i = 0; i < a->n_rows; i++)
-        rows = a->rows[i].logits_row >= rows ? (size_t)a->rows[i].logits_row + 1 : rows;
-    if (!reserve(b, rows * a->vocab))
+    }
+    struct sample_call c = {};
+    c.rows = stage_rows(b, a, &changes, &lists);
+    if (c.rows == NULL || !reserve(b, a->n_rows, a->vocab, changes, lists)) {
+        cuda_ok(b, cudaErrorMemoryAllocation, "sample: rows");
         return;
-    if (!cuda_ok(b,
-                 cudaMemcpyAsync(s->logits, a->logits, rows * a->vocab * sizeof(float),
-                                 cudaMemcpyDeviceToHost, b->stream),
-                 "copying logits"))
-        return;
-    s->pending = *a;
-    s->pending.logits = s->logits;
+    }
+    c.logits = (const float *)a->logits;
+    c.vocab = a->vocab;
+    c.n_rows = a->n_rows;
+    c.x = s->x;
+    c.seen = s->seen;
+    c.ids = s->ids;
+    c.out = s->out;
+    c.host_out = s->host_out;
+    if (changes)
+        cuda_do(b, run_adjust, &c, sizeof c);
+    cuda_do(b, run_draw, &c, sizeof c);
+    s->rows = a->rows;
+    s->n_rows = a->n_rows;
+}
+
+void cuda_sample_settle(struct cuda_backend *b, bool good)
+{
+    struct cuda_sampler *s = b->sampler;
+    for (uint32_t i = 0; good && s->rows != NULL && i < s->n_rows; i++) {
+        const struct drawn *d = &s->host_out[i];
+        struct sample_row *r = &s->rows[i];
+        r->token = d->token;
+        r->rank = d->rank;
+        r->logprob = d->logprob;
+        r->bad = d->bad != 0;
+        for (int32_t j = 0; j < r->n_top && !r->bad; j++)
+            r->top[j] = d->top[j];
+    }
+    s->rows = NULL;
 }

@@ -6,7 +6,7 @@
  *
  * Block tables and lists of records are found again by their host address: append, attend, score and
  * select of all layers read one copy. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/replay.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ enum { STAGE_ALIGN = 256, STAGE_FIRST = 4 << 20, TABLE_SLOTS_FIRST = 256 };
 struct chunk {
     struct chunk *next; /* older and smaller */
     uint8_t *host, *twin;
-    size_t bytes;
+    size_t bytes, used, uploaded; /* used: of one that is full */
 };
 
 /* Something staged in this step, by host address; open addressing. */
@@ -35,6 +35,7 @@ struct staged {
 struct cuda_step {
     struct chunk *head;
     size_t used; /* of head */
+    struct replay *replay;
     struct staged *staged;
     uint32_t n_slots, n_staged; /* slots: a power of two */
     struct cuda_lane *lanes;    /* of `geo`, device memory */
@@ -65,6 +66,8 @@ static bool add_chunk(struct cuda_backend *b, size_t need)
         chunk_destroy(c);
         return false;
     }
+    if (s->head != NULL)
+        s->head->used = s->used;
     c->next = s->head;
     s->head = c;
     s->used = 0;
@@ -89,10 +92,6 @@ void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes)
     if (room == NULL)
         return NULL;
     memcpy(room, host, bytes);
-    if (bytes > 0 &&
-        !cuda_ok(b, cudaMemcpyAsync(device, room, bytes, cudaMemcpyHostToDevice, b->stream),
-                 "staging"))
-        return NULL;
     return device;
 }
 
@@ -227,19 +226,35 @@ const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geome
 
 void cuda_do(struct cuda_backend *b, cuda_run *run, const void *params, size_t bytes)
 {
-    (void)bytes;
     if (b->error == OK)
-        run(b, params);
+        replay_add(b->step->replay, run, params, bytes);
+}
+
+/* Brings what was staged since the last time to the device. */
+static void upload(struct cuda_backend *b)
+{
+    struct cuda_step *s = b->step;
+    for (struct chunk *c = s->head; c != NULL; c = c->next) {
+        size_t end = c == s->head ? s->used : c->used;
+        if (end > c->uploaded)
+            cuda_ok(b,
+                    cudaMemcpyAsync(c->twin + c->uploaded, c->host + c->uploaded, end - c->uploaded,
+                                    cudaMemcpyHostToDevice, b->stream),
+                    "staging");
+        c->uploaded = end;
+    }
 }
 
 void cuda_flush(struct cuda_backend *b)
 {
-    (void)b;
+    upload(b);
+    replay_run(b->step->replay, b);
 }
 
 void cuda_step_end(struct cuda_backend *b)
 {
     struct cuda_step *s = b->step;
+    cuda_flush(b);
     cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
     b->n_steps++;
     s->used = 0;
@@ -253,11 +268,13 @@ void cuda_step_end(struct cuda_backend *b)
         chunk_destroy(c);
     }
     s->head->next = NULL;
+    s->head->uploaded = 0;
 }
 
 status cuda_step_open(struct cuda_backend *b)
 {
     b->step = (struct cuda_step *)mem_alloc(sizeof *b->step);
+    b->step->replay = replay_create();
     return OK;
 }
 
@@ -270,6 +287,7 @@ void cuda_step_close(struct cuda_backend *b)
         next = c->next;
         chunk_destroy(c);
     }
+    replay_destroy(s->replay);
     mem_free(s->staged);
     cudaFree(s->lanes);
     mem_free(s);

@@ -1,0 +1,18 @@
+/* Commands of a step, gathered and run: one by one, or as the CUDA graph that an equal list left. step.cu
+ * alone uses this; everybody else queues with cuda_do (cuda.h), where the rules for commands are. */
+#ifndef KERNELS_CUDA_REPLAY_H
+#define KERNELS_CUDA_REPLAY_H
+
+#include "kernels/cuda/cuda.h"
+
+struct replay;
+
+struct replay *replay_create(void);
+/* The stream must be idle. */
+void replay_destroy(struct replay *r);
+/* Appends a command; its parameters are copied. */
+void replay_add(struct replay *r, cuda_run *run, const void *params, size_t bytes);
+/* Runs what was appended, in order, on b->stream, and forgets it. Errors are noted with b. */
+void replay_run(struct replay *r, struct cuda_backend *b);
+
+#endif
