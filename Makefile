@@ -31,9 +31,10 @@ CFLAGS   = -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer -ffp-contract=o
            $(WARN) $(OPTIM) $(HARDEN) $(CHECKS)
 LDFLAGS := -pie -Wl,-z,relro,-z,now,-z,noexecstack
 # What a plug-in (sparse/plugin.h) may call: err, to say what is wrong with an option. The CUDA backend, a
-# library of its own (kernels/cuda_api.h), takes the rest of kernels/base.h from here as well.
+# library of its own (kernels/cuda_api.h), takes the rest of kernels/base.h from here as well; one that a test
+# puts in its place also the CPU backend.
 LDFLAGS += $(addprefix -Wl$(comma)--export-dynamic-symbol=,err err_text status_name check_failed \
-           mem_alloc mem_try_alloc mem_grow mem_try_grow mem_free)
+           mem_alloc mem_try_alloc mem_grow mem_try_grow mem_free cpu_backend_open)
 LDLIBS  := -luv -lcjson -lpthread -ldl -lm
 
 # Sanitizers bring their own allocator; everything else gets jemalloc and glibc's checked copies.

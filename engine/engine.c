@@ -73,7 +73,7 @@ static status open_any(struct engine *e)
     const char *beyond = beyond_cuda(&e->cfg);
     if (beyond != NULL)
         log_line(LOG_INFO, "device auto: cpu, because device cuda has no %s yet", beyond);
-    else if (cuda_load(&e->be, 0, &e->cfg.cpu) == OK)
+    else if (cuda_load(&e->be, &e->cfg.cuda) == OK)
         return OK;
     else
         log_line(LOG_INFO, "device auto: cpu (%s)", err_text());
@@ -88,7 +88,7 @@ static status open_backend(struct engine *e)
     if (strcmp(device, "cpu") == 0)
         return cpu_backend_open(&e->be, &e->cfg.cpu);
     if (strcmp(device, "cuda") == 0)
-        return cuda_load(&e->be, 0, &e->cfg.cpu);
+        return cuda_load(&e->be, &e->cfg.cuda);
     if (strcmp(device, "auto") == 0)
         return open_any(e);
     return err(ERR_ARG, "--device %s: there are auto, cpu, cuda and mock", device);

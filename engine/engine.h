@@ -8,6 +8,7 @@
 
 #include "engine/catalog.h"
 #include "engine/mailbox.h"
+#include "kernels/cuda_api.h"
 #include "sparse/head_policy.h"
 
 struct engine;
@@ -20,6 +21,7 @@ struct engine_config {
     const char *device; /* "auto", "cpu", "cuda", "mock" */
     struct cpu_options cpu;
     struct mock_options mock;
+    struct cuda_options cuda;
     uint32_t block_rows;         /* R: 8, 16 or 32 */
     uint64_t kv_hbm_bytes;       /* 0: chosen from max_model_len and max_num_seqs */
     uint64_t kv_dram_bytes;      /* 0: no second tier */

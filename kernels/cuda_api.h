@@ -14,23 +14,27 @@ extern "C" {
 #endif
 
 /* Counted up when struct backend_ops or a struct that crosses changes its meaning. */
-enum { CUDA_ABI = 1 };
+enum { CUDA_ABI = 2 };
+
+struct cuda_options {
+    int device; /* counted from 0 among those that CUDA_VISIBLE_DEVICES leaves */
+    bool eager; /* every command is launched by itself, no CUDA graphs: for finding faults */
+};
 
 struct cuda_api {
     uint32_t abi;       /* CUDA_ABI of the header the library was compiled with; first, always */
     uint32_t ops_bytes; /* sizeof(struct backend_ops) there */
-    /* host: a CPU backend that draws the tokens; the library's own from success on. ERR_DEVICE: no
-     * driver, no such device, or one that the library has no code for. */
-    status (*open)(struct backend **out, int device, struct backend *host);
+    /* ERR_DEVICE: no driver, no such device, or one that the library has no code for. */
+    status (*open)(struct backend **out, const struct cuda_options *o);
 };
 
-/* Loads the library and opens a device, counted from 0 among those that CUDA_VISIBLE_DEVICES leaves.
- * ERR_DEVICE: the text says what is missing and what to do next. host: of the CPU backend that
- * samples; NULL: the default. The library is never unloaded. */
-status cuda_load(struct backend **out, int device, const struct cpu_options *host);
+/* Loads the library and opens a device. ERR_DEVICE: the text says what is missing and what to do next.
+ * The library is never unloaded. */
+status cuda_load(struct backend **out, const struct cuda_options *o);
 static inline status spind_cuda_open(struct backend **out, int device)
 {
-    return cuda_load(out, device, NULL);
+    struct cuda_options o = {device, false};
+    return cuda_load(out, &o);
 }
 
 #ifdef __cplusplus

@@ -70,18 +70,10 @@ static const struct cuda_api *load(const char *path)
     return api;
 }
 
-status cuda_load(struct backend **out, int device, const struct cpu_options *host)
+status cuda_load(struct backend **out, const struct cuda_options *o)
 {
-    static const struct cpu_options usual = {.isa = "auto"};
     char path[PATH_BYTES];
-    struct backend *cpu;
     TRY(find_library(path));
     const struct cuda_api *api = load(path);
-    if (api == NULL)
-        return ERR_DEVICE;
-    TRY(cpu_backend_open(&cpu, host != NULL ? host : &usual));
-    status st = api->open(out, device, cpu);
-    if (st != OK)
-        cpu->ops->close(cpu);
-    return st;
+    return api != NULL ? api->open(out, o) : ERR_DEVICE;
 }

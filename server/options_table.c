@@ -70,6 +70,12 @@ const struct option options_table[] = {
          "What computes. auto: a GPU where libspind_cuda.so and a driver are and nothing is asked "
          "that cuda cannot do yet (the log says), else the CPU. mock: real HTTP, scheduling and "
          "block accounting, made-up tokens."},
+    {.name = "enforce-eager",
+     .group = "engine",
+     FLAG(engine.cuda.eager),
+     .preset = "false",
+     .help = "Launch every kernel by itself instead of steps as CUDA graphs: slower, for finding "
+             "faults."},
     {.name = "cpu-isa",
      .group = "engine",
      TEXT(cpu_isa),
@@ -519,7 +525,6 @@ const struct option_ignored options_ignored[] = {
     {"enable-request-id-headers", false},
     {"enable-server-load-tracking", false},
     {"enable-tokenizer-info-endpoint", false},
-    {"enforce-eager", false},
     {"flash-attn", false},
     {"gpu-memory-utilization", true},
     {"jinja", false},

@@ -9,7 +9,6 @@
 #include "kernels/cuda_api.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- errors ---- */
@@ -164,8 +163,6 @@ static void cuda_close(struct backend *be)
         cublasDestroy(b->blas);
     if (b->stream != NULL)
         cudaStreamDestroy(b->stream);
-    if (b->host != NULL)
-        b->host->ops->close(b->host);
     mem_free(b);
 }
 
@@ -259,25 +256,24 @@ static status open_parts(struct cuda_backend *b)
     return cuda_sample_open(b);
 }
 
-static status cuda_open(struct backend **out, int device, struct backend *host)
+static status cuda_open(struct backend **out, const struct cuda_options *o)
 {
     struct cudaDeviceProp prop;
-    TRY(check_device(device, &prop));
+    TRY(check_device(o->device, &prop));
     struct cuda_backend *b = (struct cuda_backend *)mem_alloc(sizeof *b);
     b->base.ops = &cuda_ops;
-    b->device = device;
+    b->device = o->device;
     b->sms = prop.multiProcessorCount;
     b->overlaps = prop.major >= 9;
-    b->eager = getenv("SPIND_CUDA_EAGER") != NULL;
+    b->eager = o->eager;
     status st = open_parts(b);
     if (st != OK) {
         cuda_close(&b->base);
         return st;
     }
-    b->host = host;
-    snprintf(b->description, sizeof b->description,
-             "cuda: %.48s, sm_%d%d, %d SMs, %.1f GiB; samples on %.64s", prop.name, prop.major,
-             prop.minor, b->sms, gib(prop.totalGlobalMem), host->ops->describe(host));
+    snprintf(b->description, sizeof b->description, "cuda: %.48s, sm_%d%d, %d SMs, %.1f GiB%s",
+             prop.name, prop.major, prop.minor, b->sms, gib(prop.totalGlobalMem),
+             b->eager ? ", no graphs" : "");
     *out = &b->base;
     return OK;
 }

@@ -14,10 +14,9 @@
 #include <cuda_runtime.h>
 
 struct cuda_backend {
-    struct backend base;  /* first */
-    struct backend *host; /* a CPU backend, owned: samples from logits that were copied down */
+    struct backend base; /* first */
     int device, sms;
-    bool eager;    /* no graphs: SPIND_CUDA_EAGER is set, for tests and debugging */
+    bool eager;    /* no graphs */
     bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
     cudaStream_t stream;
     cublasHandle_t blas; /* on `stream`, bf16 inputs, float sums and outputs */
@@ -135,7 +134,7 @@ void cuda_resolve(struct backend *be, const struct resolve_args *a);
 status cuda_sample_open(struct cuda_backend *b);
 void cuda_sample_close(struct cuda_backend *b);
 void cuda_sample(struct backend *be, const struct sample_args *a);
-/* Draws what cuda_sample queued: for sync, once the stream is done. good: its results count. */
+/* Hands out what cuda_sample queued: for sync, once the stream is done. good: the results count. */
 void cuda_sample_settle(struct cuda_backend *b, bool good);
 
 #endif

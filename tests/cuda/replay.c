@@ -1,9 +1,7 @@
 /* Steps that come again become CUDA graphs: each must give what the same step gives when its commands run
- * one by one (SPIND_CUDA_EAGER), whatever was staged anew, and whatever came in between. */
+ * one by one, whatever was staged anew, and whatever came in between. */
 #include "kernels/cuda_api.h"
 #include "tests/tap.h"
-
-#include <stdlib.h>
 
 enum { VOCAB = 300, WIDTH = 256, MAX_ROWS = 24, LAYERS = 6 };
 
@@ -33,10 +31,10 @@ static struct weight *make_weight(struct backend *be, const float *data, uint32_
     return w;
 }
 
-static struct side open_side(const float *table, const float *layer)
+static struct side open_side(const float *table, const float *layer, bool eager)
 {
     struct side s;
-    CHECK(spind_cuda_open(&s.be, 0) == OK);
+    CHECK(cuda_load(&s.be, &(struct cuda_options){.eager = eager}) == OK);
     s.table = make_weight(s.be, table, VOCAB, true);
     s.layer = make_weight(s.be, layer, WIDTH, false);
     s.x = s.be->ops->alloc(s.be, MAX_ROWS * WIDTH * sizeof(float));
@@ -87,9 +85,8 @@ int main(void)
         table[i] = (float)(rng() % 2001) / 1000 - 1;
     for (size_t i = 0; i < ARRAY_LEN(layer); i++)
         layer[i] = ((float)(rng() % 2001) / 1000 - 1) / 8;
-    struct side graphs = open_side(table, layer);
-    setenv("SPIND_CUDA_EAGER", "1", 1);
-    struct side eager = open_side(table, layer);
+    struct side graphs = open_side(table, layer, false);
+    struct side eager = open_side(table, layer, true);
     static const uint32_t sizes[] = {1, 1, 1, 1, 5, 1, 5, 5, 17, 5, 17, 17, 1, 24, 24, 24, 1, 5};
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         uint32_t n = sizes[i], tokens[MAX_ROWS], order[MAX_ROWS];

@@ -70,10 +70,12 @@ PASS(append)
 PASS(attend)
 PASS(sample)
 
-static status stand_in_open(struct backend **out, int device, struct backend *host)
+static status stand_in_open(struct backend **out, const struct cuda_options *o)
 {
-    if (device != 0)
-        return err(ERR_DEVICE, "cuda: there is no device %d: the driver shows 1", device);
+    struct backend *host;
+    if (o->device != 0)
+        return err(ERR_DEVICE, "cuda: there is no device %d: the driver shows 1", o->device);
+    TRY(cpu_backend_open(&host, &(struct cpu_options){.isa = "auto"}));
     struct stand_in *s = mem_alloc(sizeof *s);
     s->host = host;
     s->ops = (struct backend_ops){.name = "cuda",
