@@ -22,6 +22,16 @@ static size_t aligned(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
+/* Up by at most an eighth: steps whose rows grow by one have lists of the same sizes at the same places,
+ * which lets a GPU replay them as one graph. */
+static uint32_t roomy(uint32_t n)
+{
+    uint32_t unit = 1;
+    while (n > 16 * unit)
+        unit *= 2;
+    return (n + unit - 1) / unit * unit;
+}
+
 /* What the backend keeps of a row's tail, by KV head. */
 static size_t tail_bytes(const struct attention *at, const struct instance *in)
 {
@@ -43,7 +53,8 @@ static size_t lists_bytes(const struct attention *at, const struct instance *in,
 /* The most that one row can need: each row of the longest sequence its own partition and page. */
 static size_t worst_row_bytes(const struct attention *at)
 {
-    size_t per_lane = (size_t)at->max_positions * (group_size(at) * sizeof(float) + LIST_BYTES + 4);
+    size_t positions = roomy(ceil_div(at->max_positions, SEGMENT_ROWS)) * (size_t)SEGMENT_ROWS;
+    size_t per_lane = positions * (group_size(at) * sizeof(float) + LIST_BYTES + 4);
     per_lane += at->be->ops->known_bytes(at->kv->geo, at->heads);
     return at->kv->geo->kv_heads * per_lane + at->heads * sizeof(float) + 4096 /* alignment */;
 }
@@ -54,14 +65,14 @@ static bool alloc_all(struct attention *at)
     at->buffer_bytes = all < BUFFER_BYTES ? all : one > BUFFER_BYTES ? one : BUFFER_BYTES;
     const struct backend_ops *ops = at->be->ops;
     at->buffer = ops->alloc(at->be, at->buffer_bytes);
-    at->rows = ops->alloc(at->be, at->max_rows * sizeof *at->rows);
+    at->rows = mem_alloc(at->max_rows * sizeof *at->rows);
     at->added = mem_alloc(at->max_rows * sizeof *at->added);
     at->added_with = mem_alloc(at->max_rows * sizeof *at->added_with);
     at->with = mem_alloc(at->max_rows * sizeof *at->with);
     at->tiles = mem_alloc((at->max_rows + (size_t)1) * sizeof *at->tiles);
     at->groups = mem_alloc(at->max_rows * sizeof *at->groups);
     at->plans = mem_alloc(at->max_rows * sizeof *at->plans);
-    return at->buffer != NULL && at->rows != NULL;
+    return at->buffer != NULL;
 }
 
 status attention_create(struct attention **out, struct backend *be, const struct kv_memory *kv,
@@ -91,8 +102,7 @@ void attention_destroy(struct attention *at)
     CHECK(at->instances == NULL);
     if (at->buffer != NULL)
         at->be->ops->free(at->be, at->buffer, at->buffer_bytes);
-    if (at->rows != NULL)
-        at->be->ops->free(at->be, at->rows, at->max_rows * sizeof *at->rows);
+    mem_free(at->rows);
     mem_free(at->added);
     mem_free(at->added_with);
     mem_free(at->with);
@@ -143,13 +153,13 @@ void attention_add(struct attention *at, const struct sparse_instance *pub,
     r->top_p = pub->choice.top_p;
     r->miss_threshold = pub->choice.miss_threshold;
     at->added_with[at->n_rows++] = (struct planned){.in = in, .seq = seq};
-    in->stride = max_u32(in->stride, row->n_segments * pub->traits.parts);
+    in->stride = max_u32(in->stride, roomy(row->n_segments) * pub->traits.parts);
     uint32_t page_cap = attention_page_cap(pub, g, r->budget, row->n_segments);
-    in->page_cap = max_u32(in->page_cap, page_cap);
+    in->page_cap = max_u32(in->page_cap, roomy(page_cap));
     /* Light misses move from the pages to the estimates, as far as there is room. */
     uint32_t light = r->miss_threshold > 0 && pub->traits.map == MAP_PAGE ? page_cap : 0;
     uint32_t parts = row->n_segments * pub->traits.parts;
-    in->estimate_cap = max_u32(in->estimate_cap, min_u32(r->estimate + light, parts));
+    in->estimate_cap = max_u32(in->estimate_cap, roomy(min_u32(r->estimate + light, parts)));
 }
 
 /* ---- cutting into tiles ---- */

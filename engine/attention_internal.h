@@ -64,8 +64,8 @@ struct attention {
     uint64_t unscored; /* of instances that are gone */
 
     uint32_t n_rows;
-    bool is_cut;                   /* tiles are made; the first layer of a step does it */
-    struct plan_row *added, *rows; /* [max_rows] as added; by tile and instance. Backend memory */
+    bool is_cut;                       /* tiles are made; the first layer of a step does it */
+    struct plan_row *added, *rows;     /* [max_rows] as added; by tile and instance */
     struct planned *added_with, *with; /* [max_rows] beside added and rows */
     struct tile *tiles;                /* [max_rows + 1] */
     struct group *groups;              /* [max_rows] */

@@ -66,6 +66,9 @@ status catalog_check(const struct catalog *c, const struct sparse_choice *choice
     const char *name = sparse_at(choice->plugin)->name;
     if (!t.attends_all && c->digest_bytes == NULL)
         return err(ERR_ARG, "plug-in %s cannot run on device %s: only dense can", name, c->device);
+    if (t.on_host && !c->host_memory)
+        return err(ERR_ARG, "plug-in %s computes on the host, and cannot on device %s", name,
+                   c->device);
     size_t bytes = sparse_digest_bytes(&t, &c->geo, c->digest_bytes);
     if (bytes > c->record_lane_bytes)
         return err(ERR_ARG,
@@ -82,7 +85,8 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
                           .min_context = min_context,
                           .geo = *geo,
                           .device = be->ops->name,
-                          .digest_bytes = be->ops->digest_bytes};
+                          .host_memory = be->ops->read != NULL,
+                          .digest_bytes = backend_plans(be->ops) ? be->ops->digest_bytes : NULL};
     c->geo.lanes = NULL;
     struct sparse_traits t;
     for (uint32_t i = 0; i <= sparse_count(); i++) {

@@ -27,6 +27,7 @@ struct catalog {
     uint32_t min_context;        /* prompts with fewer tokens attend everything */
     struct kv_geometry geo;      /* lanes: NULL */
     const char *device;
+    bool host_memory; /* plug-ins may read the backend's memory */
     size_t (*digest_bytes)(const struct kv_geometry *geo, const struct digest_desc *d);
     size_t record_lane_bytes; /* of the largest digest that a request may ask for: that of the
                                  preset, or of any plug-in with its presets */

@@ -20,7 +20,8 @@ enum {
     IDLE_WAIT_US = 1000000,
     DEFAULT_EVENT_BYTES = 4 << 20,
     MIN_SUBMIT_BYTES = 4 << 20,
-    MAX_FAILED_STEPS = 3,    /* in a row: the device is gone, not one step */
+    MAX_FAILED_STEPS = 3, /* in a row: the device is gone, not one step */
+    UNSCORED_EVERY = 64,  /* steps between two looks at the count of selections without a score */
     WRITE_BEHIND_BLOCKS = 4, /* per step: 0.7 MB of the default model, 0.1 ms */
 };
 
@@ -57,26 +58,29 @@ struct engine {
 
 /* ---- opening ---- */
 
-/* What was asked for that the CUDA backend cannot do yet; NULL: nothing. For auto, which has another
- * device then; --device cuda is refused where that shows. */
-static const char *beyond_cuda(const struct engine_config *c)
+/* What was asked for that the device cannot do; NULL: nothing. For auto, which has another device
+ * then; --device cuda is refused where that shows. */
+static const char *beyond(const struct backend_ops *ops, const struct engine_config *c)
 {
-    return c->sparse.plugin != 0         ? "--sparse"
-           : c->kv_dram_bytes != 0       ? "--kv-dram"
-           : c->record_selection != NULL ? "--record-selection"
-                                         : NULL;
+    return c->sparse.plugin != 0 && !backend_plans(ops)       ? "--sparse"
+           : c->kv_dram_bytes != 0 && ops->memory != NULL     ? "--kv-dram"
+           : c->record_selection != NULL && ops->read == NULL ? "--record-selection"
+                                                              : NULL;
 }
 
 /* A GPU if one answers and can do all that was asked for; else the CPU, and the log says why. */
 static status open_any(struct engine *e)
 {
-    const char *beyond = beyond_cuda(&e->cfg);
-    if (beyond != NULL)
-        log_line(LOG_INFO, "device auto: cpu, because device cuda has no %s yet", beyond);
-    else if (cuda_load(&e->be, &e->cfg.cuda) == OK)
-        return OK;
-    else
+    const char *lacks = NULL;
+    if (cuda_load(&e->be, &e->cfg.cuda) != OK) {
         log_line(LOG_INFO, "device auto: cpu (%s)", err_text());
+    } else if ((lacks = beyond(e->be->ops, &e->cfg)) != NULL) {
+        log_line(LOG_INFO, "device auto: cpu, because device cuda has no %s", lacks);
+        e->be->ops->close(e->be);
+        e->be = NULL;
+    } else {
+        return OK;
+    }
     return cpu_backend_open(&e->be, &e->cfg.cpu);
 }
 
@@ -249,8 +253,10 @@ static status open_trace(struct engine *e)
                              .budget = e->cfg.sparse.budget};
     if (e->cfg.record_selection == NULL)
         return OK;
-    if (e->at == NULL)
-        return err(ERR_ARG, "--record-selection: device %s selects nothing", e->be->ops->name);
+    if (e->at == NULL || e->be->ops->read == NULL)
+        return err(ERR_ARG, "--record-selection: device %s %s", e->be->ops->name,
+                   e->at == NULL ? "selects nothing"
+                                 : "selects in its own memory: record with --device cpu");
     snprintf(h.model, sizeof h.model, "%s", model_info(e->model)->name);
     snprintf(h.plugin, sizeof h.plugin, "%s", sparse_at(e->cfg.sparse.plugin)->name);
     TRY(trace_create(&e->trace, e->cfg.record_selection, &h));
@@ -261,7 +267,7 @@ static status open_trace(struct engine *e)
 static status open_attention(struct engine *e, const struct memory_plan *plan)
 {
     const struct model_info *mi = model_info(e->model);
-    if (e->be->ops->score == NULL || e->be->ops->resolve == NULL)
+    if (!backend_plans(e->be->ops))
         return OK;
     return attention_create(&e->at, e->be, kv_memory(e->kv), mi->shape.heads, mi->attn_scale,
                             e->cfg.max_batched_tokens, plan->max_model_len);
@@ -608,7 +614,9 @@ static struct msg_residence residence_now(const struct engine *e, const struct k
                               .segments_sealed = e->sched.segments_sealed,
                               .segments_found = e->sched.segments_found,
                               .planned_rows = e->step.planned_rows};
-    if (e->at != NULL)
+    r.unscored_selections = e->stats.residence.unscored_selections;
+    /* Reading it takes a wait for the device: now and then, and whenever somebody came or went. */
+    if (e->at != NULL && (e->changed || e->stats.steps % UNSCORED_EVERY == 0))
         r.unscored_selections = attention_unscored(e->at);
     for (uint32_t i = 0; i < e->sched.n_running; i++)
         r.hot_slots += e->sched.running[i]->kv.n_slots;

@@ -137,8 +137,8 @@ struct append_args {
 
 /* ---- sparse attention: digests, scores, selection, residency ----
  *
- * Per layer: known -> score -> select -> resolve -> attend. All arrays of these calls are backend memory,
- * [plan row][KV head][...]; a plan row is one batch row that attends by plan. Rows of one call share
+ * Per layer: known -> score -> select -> resolve -> attend. Plan rows, and what they point to, are the
+ * host's memory; all other arrays of these calls are backend memory, [plan row][KV head][...]; a plan row is one batch row that attends by plan. Rows of one call share
  * a plug-in instance; entries for KV heads that are not SPARSE in the layer are skipped. */
 
 enum digest_order {
@@ -429,6 +429,14 @@ struct backend_ops {
 struct backend {
     const struct backend_ops *ops;
 };
+
+/* Can rows attend by plan? A backend has all that takes, or is asked for nothing of it. */
+static inline bool backend_plans(const struct backend_ops *ops)
+{
+    return ops->digest_bytes != NULL && ops->seal != NULL && ops->unpermute != NULL &&
+           ops->score != NULL && ops->known_bytes != NULL && ops->known != NULL &&
+           ops->select != NULL && ops->resolve != NULL;
+}
 
 /* isa: "auto", "avx512", "avx2" or "scalar"; n_threads 0: as many as the process may use.
  * The thread that runs operations is worker 0. pin: bind

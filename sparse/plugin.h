@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { SPARSE_ABI = 1, SPARSE_MAX_OPTIONS = 12, SPARSE_MAX_PLUGINS = 16 };
+enum { SPARSE_ABI = 2, SPARSE_MAX_OPTIONS = 12, SPARSE_MAX_PLUGINS = 16 };
 
 /* A preset that leaves the value to describe(): below every range. */
 #define SPARSE_PRESET_AUTO (-1.0)
@@ -55,7 +55,10 @@ struct sparse_traits {
     bool known_mass; /* REDUCE_*_PROB count the rows attended in any case to the mass */
     uint32_t sinks;  /* rows at the start that are always attended */
     float estimate;  /* share of all partitions estimated after the selected ones; 0: none */
-    bool permutes;   /* seal changes the order of rows: the prefix cache keeps such blocks apart */
+    bool
+        on_host; /* seal or score read or write backend memory themselves, or by `read`: served where
+                        that is the host's (the CPU backend) */
+    bool permutes; /* seal changes the order of rows: the prefix cache keeps such blocks apart */
     struct digest_desc digest; /* of the built-in kinds; kind DIGEST_NONE: `digest_bytes` is ours */
     size_t digest_bytes; /* of a lane's part of a record; filled from the backend if kind is not
                             DIGEST_NONE. At most what the process was started with */

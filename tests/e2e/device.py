@@ -54,8 +54,8 @@ def auto_says_what_it_chose():
     for args, library, text in (
             ([], STAND_IN, "device: cuda: a stand-in"),
             ([], ABSENT, f"device auto: cpu (no CUDA backend: there is no {ABSENT};"),
-            (["--sparse", "wave"], STAND_IN, "device auto: cpu, because device cuda has no --sparse yet"),
-            (["--kv-dram", "16M"], STAND_IN, "device auto: cpu, because device cuda has no --kv-dram yet")):
+            (["--sparse", "wave"], STAND_IN, "device auto: cpu, because device cuda has no --sparse"),
+            (["--kv-dram", "16M"], STAND_IN, "device auto: cpu, because device cuda has no --kv-dram")):
         server = serve("--max-model-len", "1024", "--max-num-seqs", "2", *args, library=library)
         ok(text in server.log, f"auto {' '.join(args)}: {text[:60]}", server.log)
         server.stop()

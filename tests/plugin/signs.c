@@ -37,6 +37,7 @@ static status describe(const struct kv_geometry *geo, const double *values,
         .parts = SEGMENT_ROWS,
         .reduce = (enum group_reduce)values[REDUCE],
         .sinks = sinks,
+        .on_host = true,
         .digest = {.parts = SEGMENT_ROWS, .sinks = sinks},
         .digest_bytes = SEGMENT_ROWS * words(geo) * sizeof(uint64_t),
     };

@@ -344,7 +344,7 @@ static void bad_objects_are_refused(void)
     uint32_t n = sparse_count();
     refuses("none.so", "cannot open shared object file: No such file or directory");
     refuses("bad-symbol.so", "no symbol spind_sparse_plugin: not a plug-in of spind");
-    refuses("bad-abi.so", "made for plug-in ABI 7; this spind has 1");
+    refuses("bad-abi.so", "made for plug-in ABI 7; this spind has 2");
     refuses("bad-name.so", "its name must be of the form [a-z][a-z0-9_]*, at most 15 characters");
     refuses("bad-taken.so", "there is a plug-in quest already");
     refuses("bad-score.so", "plug-in bad lacks score");
