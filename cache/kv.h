@@ -120,7 +120,7 @@ void kv_seq_settle(struct kv *kv, struct kv_seq *s, uint32_t n_rows);
 void kv_seq_share(struct kv *kv, struct kv_seq *s, const uint32_t *tokens, uint32_t n_rows);
 
 /* Segments that must be sealed before row n_rows is computed: those that end at or before
- * n_rows - TAIL_ROWS. The scheduler never lets a step cross such a border. */
+ * n_rows - TAIL_ROWS. The scheduler lets no step cross such a border (engine/sched.h: one exception). */
 static inline uint32_t kv_segments_due(uint32_t n_rows)
 {
     return n_rows < SEGMENT_ROWS + TAIL_ROWS ? 0 : (n_rows - TAIL_ROWS) / SEGMENT_ROWS;

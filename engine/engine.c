@@ -351,12 +351,36 @@ static double time_copies(struct engine *e)
     return us;
 }
 
+static status check_config(const struct engine_config *c)
+{
+    if (c->block_rows != 8 && c->block_rows != 16 && c->block_rows != 32)
+        return err(ERR_ARG, "--block-size %u: 8, 16 or 32", c->block_rows);
+    return OK;
+}
+
+/* What nobody said is the device's. */
+static status size_steps(struct engine *e)
+{
+    struct engine_config *c = &e->cfg;
+    const struct backend_ops *ops = e->be->ops;
+    if (c->max_batched_tokens == 0)
+        c->max_batched_tokens = c->max_num_seqs > ops->step_rows ? c->max_num_seqs : ops->step_rows;
+    if (c->max_num_seqs == 0)
+        c->max_num_seqs =
+            c->max_batched_tokens < ops->step_seqs ? c->max_batched_tokens : ops->step_seqs;
+    if (c->max_batched_tokens < c->max_num_seqs)
+        return err(ERR_ARG, "--max-num-batched-tokens (%u) must be at least --max-num-seqs (%u)",
+                   c->max_batched_tokens, c->max_num_seqs);
+    return OK;
+}
+
 static status open_all(struct engine *e, void (*wake)(void *), void *arg)
 {
     struct memory_plan plan = {0};
     uint64_t t0 = clock_us();
     TRY(open_backend(e));
     log_line(LOG_INFO, "device: %s", e->be->ops->describe(e->be));
+    TRY(size_steps(e));
     TRY(open_model(e));
     uint64_t t1 = clock_us();
     TRY(open_cache(e, &plan));
@@ -369,6 +393,7 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
     sched_init(&e->sched, e->kv, e->at, plan.max_num_seqs, e->cfg.max_batched_tokens,
                e->cfg.prefix_caching);
     e->sched.headroom = e->cfg.transfer_headroom;
+    e->sched.loose = e->be->ops->loose;
     e->sched.fetch_us = plan.blocks[LANE_SPARSE][KV_DRAM] > 0 ? time_copies(e) : 0;
     TRY(step_init(&e->step, e->be, e->model, e->kv, &e->sched, &e->report));
     fill_info(e, &plan);
@@ -394,16 +419,6 @@ static void close_all(struct engine *e)
     if (e->be != NULL)
         e->be->ops->close(e->be);
     mem_free(e);
-}
-
-static status check_config(const struct engine_config *c)
-{
-    if (c->block_rows != 8 && c->block_rows != 16 && c->block_rows != 32)
-        return err(ERR_ARG, "--block-size %u: 8, 16 or 32", c->block_rows);
-    if (c->max_num_seqs == 0 || c->max_batched_tokens < c->max_num_seqs)
-        return err(ERR_ARG, "--max-num-batched-tokens (%u) must be at least --max-num-seqs (%u)",
-                   c->max_batched_tokens, c->max_num_seqs);
-    return OK;
 }
 
 status engine_create(struct engine **out, const struct engine_config *cfg, void (*wake)(void *),
@@ -481,6 +496,8 @@ status engine_inspect(const struct engine_config *cfg, engine_line *line, void *
     char text[256];
     e->cfg = *cfg;
     status st = open_backend(e);
+    if (st == OK)
+        st = size_steps(e);
     if (st == OK)
         st = open_model(e);
     if (st == OK)

@@ -26,8 +26,8 @@ struct engine_config {
     uint64_t kv_hbm_bytes;       /* 0: chosen from max_model_len and max_num_seqs */
     uint64_t kv_dram_bytes;      /* 0: no second tier */
     uint32_t max_model_len;      /* 0: the model's */
-    uint32_t max_num_seqs;       /* sequences that run together */
-    uint32_t max_batched_tokens; /* rows of a step */
+    uint32_t max_num_seqs;       /* sequences that run together; 0: as suits the device */
+    uint32_t max_batched_tokens; /* rows of a step; 0: as suits the device */
     bool prefix_caching;
     struct sparse_choice sparse; /* of requests that do not say (catalog_choose); zeros: dense */
     uint32_t sparse_min_context; /* prompts with fewer tokens attend everything */

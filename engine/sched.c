@@ -320,13 +320,14 @@ void sched_retire(struct sched *s, struct sequence *q, enum sequence_state to)
 }
 
 /* Rows of q in one step, of `want`: see sched.h on sealing. */
-static uint32_t rows_in_step(const struct sequence *q, uint32_t want)
+static uint32_t rows_in_step(const struct sched *s, const struct sequence *q, uint32_t want)
 {
     if (q->in == NULL)
         return want;
     if (sched_attends_by_plan(q) && q->kv.residence == KV_SPILLED)
         return 1; /* a hot set serves one row at a time */
-    want = min_u32(want, kv_next_border(q->n_computed) - q->n_computed);
+    if (q->n_computed >= q->n_prompt || !s->loose)
+        want = min_u32(want, kv_next_border(q->n_computed) - q->n_computed);
     return q->n_computed < q->n_prompt ? min_u32(want, q->n_prompt - q->n_computed) : want;
 }
 
@@ -362,11 +363,11 @@ static status prepare_rows(struct sched *s, struct sequence *q, uint32_t rows)
 /* Whatever a row needs, while others give; q itself may have to go. */
 static void plan_add(struct sched *s, struct sequence *q, uint32_t want)
 {
-    uint32_t rows = rows_in_step(q, want);
+    uint32_t rows = rows_in_step(s, q, want);
     while (prepare_rows(s, q, rows) != OK) {
         if (!residence_make_room(s, q))
             return;
-        rows = rows_in_step(q, want); /* it may have been spilled */
+        rows = rows_in_step(s, q, want); /* it may have been spilled */
     }
     q->n_scheduled = rows;
     s->plan[s->n_plan++] = q;

@@ -14,7 +14,8 @@
  * everything ends.
  *
  * Sealing (cache/kv.h): no step of a sequence that attends by plan crosses a border, nor the end of its
- * prompt; what is due is sealed before the first row behind the border. Several rows that attend by plan
+ * prompt; what is due is sealed before the first row behind the border. On a loose backend rows of the
+ * prompt, which attend everything, do cross borders: only the order of their sums can tell. Several rows that attend by plan
  * go in one step only when a RESIDENT sequence computes again what it had before a preemption. */
 #ifndef ENGINE_SCHED_H
 #define ENGINE_SCHED_H
@@ -52,6 +53,7 @@ struct sched {
     uint64_t n_retired;           /* times somebody running had to go, one way or another */
     uint64_t segments_sealed, segments_found;
     double headroom; /* most predicted time to fetch misses, as a share of step_us; 0: off */
+    bool loose;      /* the backend's */
     double fetch_us, step_us;    /* per byte of a page; a step's, lately. The owner measures */
     struct budget_claim *claims; /* [max_seqs] scratch */
     struct miss_curve *curves;   /* [max_seqs] */

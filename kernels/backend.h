@@ -8,8 +8,8 @@
  * a block) is opaque too: its inner order belongs to the backend.
  *
  * Batch invariance (DESIGN 6): the result for one row never depends on the other rows of the call,
- * on how a prompt was cut into calls, or on the number of threads: bit for bit on the CPU. So every
- * sum runs in an order fixed by position and splits have fixed sizes. */
+ * on how a prompt was cut into calls, or on the number of threads: bit for bit, but for backends that
+ * are `loose`. So every sum runs in an order fixed by position and splits have fixed sizes. */
 #ifndef KERNELS_BACKEND_H
 #define KERNELS_BACKEND_H
 
@@ -391,6 +391,8 @@ struct sample_args {
 struct backend_ops {
     const char *name; /* "cpu", "mock", "cuda" */
     uint32_t act_bytes;
+    uint32_t step_rows, step_seqs; /* rows and sequences of a step where nobody says how many */
+    bool loose; /* the last bits of a row depend on how its prompt was cut, and on the batch */
     void (*close)(struct backend *be);
     /* One line for the log: instruction set or device name, threads, memory. */
     const char *(*describe)(struct backend *be);

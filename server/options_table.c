@@ -100,15 +100,19 @@ const struct option options_table[] = {
      .aliases = "np, parallel",
      .group = "engine",
      COUNT(engine.max_num_seqs, 1, 65536),
-     .preset = "64",
-     .help = "Sequences that generate together; more wait."},
+     .flags = OPTION_AUTO,
+     .preset = "auto",
+     .help = "Sequences that generate together; more wait. auto: 64, on a GPU 256."},
     {.name = "max-num-batched-tokens",
      .aliases = "b, batch-size",
      .group = "engine",
      COUNT(engine.max_batched_tokens, 1, 1 << 20),
-     .preset = "256",
-     .help = "Tokens of one step, prompts and answers together: the size of the pieces in which a "
-             "long prompt is read, so it bounds how long it can delay running answers."},
+     .flags = OPTION_AUTO,
+     .preset = "auto",
+     .help =
+         "Tokens of one step, prompts and answers together: the size of the pieces in which a "
+         "long prompt is read, so it bounds how long it can delay running answers. auto: 256, on "
+         "a GPU 8192."},
     {.name = "seed",
      .aliases = "s",
      .group = "engine",

@@ -106,6 +106,8 @@ static void cpu_close(struct backend *be)
 static const struct backend_ops cpu_ops = {
     .name = "cpu",
     .act_bytes = sizeof(float),
+    .step_rows = 256,
+    .step_seqs = 64,
     .close = cpu_close,
     .describe = cpu_describe,
     .alloc = cpu_alloc,

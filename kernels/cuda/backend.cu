@@ -169,6 +169,9 @@ static void cuda_close(struct backend *be)
 static const struct backend_ops cuda_ops = {
     .name = "cuda",
     .act_bytes = sizeof(float),
+    .step_rows = 8192,
+    .step_seqs = 256,
+    .loose = true, /* libraries choose their tiles by the number of rows */
     .close = cuda_close,
     .describe = cuda_describe,
     .alloc = cuda_alloc,

@@ -213,6 +213,8 @@ static void mock_sample(struct backend *be, const struct sample_args *a)
 static const struct backend_ops mock_ops = {
     .name = "mock",
     .act_bytes = 4,
+    .step_rows = 256,
+    .step_seqs = 64,
     .close = mock_close,
     .describe = mock_describe,
     .alloc = mock_alloc,

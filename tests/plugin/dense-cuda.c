@@ -80,6 +80,8 @@ static status stand_in_open(struct backend **out, const struct cuda_options *o)
     s->host = host;
     s->ops = (struct backend_ops){.name = "cuda",
                                   .act_bytes = host->ops->act_bytes,
+                                  .step_rows = host->ops->step_rows,
+                                  .step_seqs = host->ops->step_seqs,
                                   .close = stand_in_close,
                                   .describe = stand_in_describe,
                                   .alloc = stand_in_alloc,
