@@ -157,9 +157,9 @@ status kv_seq_resize(struct kv *kv, struct kv_seq *s, uint32_t n_slots); /* SPIL
 status kv_seq_pause(struct kv *kv, struct kv_seq *s);                    /* -> PAUSED */
 /* PAUSED -> RESIDENT (n_slots 0) or SPILLED. */
 status kv_seq_resume(struct kv *kv, struct kv_seq *s, uint32_t n_slots);
-/* After a step that attended by plan: nothing of its hot set is in use any more. SPILLED; else it does
- * nothing. Curves for budgets: hot_set_curve(s->hot) (cache/residency.h). */
-void kv_seq_step(struct kv *kv, struct kv_seq *s);
+/* After a step in which these attended by plan: nothing of their hot sets is in use any more. Who is not
+ * SPILLED is passed over. Curves for budgets: hot_set_curve(s->hot) (cache/residency.h). */
+void kv_step(struct kv *kv, struct kv_seq *const *seqs, uint32_t n);
 /* Gives everything back. The struct may be opened again. */
 void kv_seq_close(struct kv *kv, struct kv_seq *s);
 

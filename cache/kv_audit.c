@@ -137,12 +137,15 @@ static void audit_hot(const struct kv *kv, const struct kv_seq *s, struct tally 
         return;
     }
     CHECK(s->hot->n_slots == s->n_slots);
+    struct hot_set *seen = kv->be->ops->memory == NULL ? s->hot : hot_set_snapshot(s->hot);
     for (uint32_t i = 0; i < s->n_slots; i++) {
-        CHECK(s->hot->slot_blocks[i] == s->own->slots[i]);
+        CHECK(seen->slot_blocks[i] == s->own->slots[i]);
         name_place(kv, t, LANE_SPARSE, KV_HBM, s->own->slots[i]);
     }
     for (uint32_t i = 0; i < kv_sealed_blocks(kv, s); i++)
-        CHECK(s->hot->dram_blocks[i] == kv_block(kv, s->own->blocks[i])->at[LANE_SPARSE][KV_DRAM]);
+        CHECK(seen->dram_blocks[i] == kv_block(kv, s->own->blocks[i])->at[LANE_SPARSE][KV_DRAM]);
+    if (seen != s->hot)
+        mem_free(seen);
     hot_set_audit(s->hot);
 }
 

@@ -16,26 +16,36 @@ static void account(struct kv *kv, struct kv_seq *s)
     s->own->hot_bytes = bytes;
 }
 
+/* Of a sequence whose hot set is open, or that closed it just now. */
 static void collect(struct kv *kv, struct kv_seq *s)
 {
     struct hot_counts c = {0};
-    if (s->hot == NULL)
-        return;
-    hot_set_collect(s->hot, &c);
+    if (s->hot != NULL)
+        hot_set_collect(s->hot, &c);
+    else
+        leaf_pool_collect(kv->leaves, &c);
     kv->counts.page_hits += c.hits;
     kv->counts.page_misses += c.misses;
     kv->counts.light_misses += c.light_misses;
     kv->counts.fetched_bytes += c.misses * kv->cfg.geo.page_bytes;
 }
 
-void kv_seq_step(struct kv *kv, struct kv_seq *s)
+void kv_step(struct kv *kv, struct kv_seq *const *seqs, uint32_t n)
 {
-    enum { COLLECT_STEPS = 32 }; /* the lanes' counts are far from 32 bits by then */
-    if (s->hot == NULL)
-        return;
-    hot_set_step(s->hot);
-    if (++s->own->n_steps % COLLECT_STEPS == 0)
-        collect(kv, s);
+    enum { COLLECT_STEPS = 32, AT_ONCE = 64 };
+    struct hot_set *sets[AT_ONCE];
+    uint32_t n_sets = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (seqs[i]->hot != NULL)
+            sets[n_sets++] = seqs[i]->hot;
+        if (n_sets == AT_ONCE || i + 1 == n) {
+            hot_sets_step(sets, n_sets);
+            n_sets = 0;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (seqs[i]->hot != NULL && ++seqs[i]->own->n_steps % COLLECT_STEPS == 0)
+            collect(kv, seqs[i]);
 }
 
 status kv_hot_cover(struct kv *kv, struct kv_seq *s, uint32_t n_segments)
@@ -93,7 +103,6 @@ void kv_hot_close(struct kv *kv, struct kv_seq *s)
 {
     if (s->hot == NULL)
         return;
-    collect(kv, s);
     for (uint32_t i = s->n_slots; i-- > 0;)
         places_give(&kv->place[LANE_SPARSE][KV_HBM], s->own->slots[i]);
     hot_set_close(s->hot, kv->be, kv->leaves);
@@ -102,6 +111,7 @@ void kv_hot_close(struct kv *kv, struct kv_seq *s)
     s->own->slot_capacity = s->own->n_covered = 0;
     s->hot = NULL;
     s->n_slots = 0;
+    collect(kv, s);
     account(kv, s);
 }
 

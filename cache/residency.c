@@ -1,5 +1,9 @@
 /* The memory behind hot sets.
  *
+ * The header of a set is host memory; leaves, slots' arrays, the lists of leaves and of DRAM blocks and the
+ * statistics are the backend's: they are written by its ops `hot` and `copy`, and what is read comes by
+ * HOT_READ, one at a time, maybe late.
+ *
  * A leaf serves 512 pages of every lane of one sequence: 2 bytes a page, 0.1 % of the KV it describes
  * at R = 8 and d = 64. Leaves come from a pool in chunks; a chunk goes back to the backend with its
  * last leaf, so that what is held follows what is covered and not what might ever be. So do the lists
@@ -10,10 +14,9 @@
 #include <string.h>
 
 enum {
-    CHUNK_BYTES = 128 * 1024,   /* small leaves share an allocation of about this size */
-    CHUNK_LEAVES = 32,          /* at most: a mask has so many bits */
-    SLOT_UNIT = 16,             /* budgets change by steps of this: arrays hold a multiple */
-    SLOTS_TURN = HOT_SWEEP - 2, /* when slots are swept; it comes up before epochs wrap, too */
+    CHUNK_BYTES = 128 * 1024, /* small leaves share an allocation of about this size */
+    CHUNK_LEAVES = 32,        /* at most: a mask has so many bits */
+    SLOT_UNIT = 16,           /* budgets change by steps of this: arrays hold a multiple */
 };
 
 /* ---- leaf pool ---- */
@@ -30,6 +33,7 @@ struct leaf_pool {
     uint64_t max_bytes, held_bytes;
     size_t leaf_bytes;
     uint32_t per_chunk, n_out;
+    struct hot_counts late; /* of sets that closed with numbers on the way */
 };
 
 status leaf_pool_create(struct leaf_pool **out, struct backend *be, uint32_t n_lanes,
@@ -64,6 +68,14 @@ uint64_t leaf_pool_bytes(const struct leaf_pool *p)
 uint64_t leaf_pool_leaf_bytes(const struct leaf_pool *p)
 {
     return p->leaf_bytes;
+}
+
+void leaf_pool_collect(struct leaf_pool *p, struct hot_counts *counts)
+{
+    counts->hits += p->late.hits;
+    counts->misses += p->late.misses;
+    counts->light_misses += p->late.light_misses;
+    p->late = (struct hot_counts){0};
 }
 
 static uint32_t chunk_full(const struct leaf_pool *p)
@@ -104,7 +116,8 @@ status leaf_pool_get(struct leaf_pool *p, uint16_t **out)
     c->used |= 1u << i;
     p->n_out++;
     *out = c->leaves + i * (p->leaf_bytes / sizeof(uint16_t));
-    memset(*out, 0xff, p->leaf_bytes); /* HOT_NEVER */
+    const struct hot_args fill = {.kind = HOT_FILL, .leaf = *out, .leaf_bytes = p->leaf_bytes};
+    p->be->ops->hot(p->be, &fill);
     return OK;
 }
 
@@ -131,13 +144,15 @@ void leaf_pool_put(struct leaf_pool *p, uint16_t *leaf)
 
 /* ---- a hot set ---- */
 
-/* What the host keeps beside a hot set, in the same allocation. */
+/* What the host keeps beside a hot set. */
 struct hot_home {
     struct hot_set set; /* first: a struct hot_set * is one of these */
-    size_t bytes;       /* of this allocation: this, then stats */
-    void *pages;        /* leaves, dram_blocks: grow with what is covered */
+    struct backend *be;
+    size_t bytes, stats_bytes; /* of this allocation; of the backend's for stats */
+    void *pages;               /* leaves, dram_blocks: grow with what is covered */
     size_t pages_bytes;
-    uint16_t **leaves;
+    uint16_t **leaves;        /* [n_leaves] of the host, for what set.leaves points to */
+    uint16_t **device_leaves; /* set.leaves */
     uint32_t *dram_blocks;
     uint32_t page_capacity;
     uint32_t max_pages, n_pages; /* n_pages: covered */
@@ -145,6 +160,11 @@ struct hot_home {
     uint32_t n_decays;
     void *slots; /* slot_page, slot_blocks, slot_epoch, slot_flags */
     size_t slots_bytes;
+    /* Statistics as they were read last. */
+    uint32_t n_asked, n_arrived, n_taken;
+    double asked_epochs, read_epochs; /* epochs, as they were when it was asked for */
+    struct hot_counts read, collected;
+    struct hot_lane_stats lanes[]; /* [n_lanes] where they arrive */
 };
 
 static struct hot_home *home_of(const struct hot_set *h)
@@ -157,48 +177,46 @@ static size_t round_up(size_t n, size_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
+static void run(const struct hot_set *h, struct hot_args a)
+{
+    struct backend *be = home_of(h)->be;
+    a.sets = &h;
+    a.n_sets = 1;
+    be->ops->hot(be, &a);
+}
+
 status hot_set_open(struct hot_set **out, struct backend *be, struct leaf_pool *pool,
                     uint32_t n_lanes, uint32_t max_pages)
 {
     CHECK(n_lanes * (size_t)HOT_LEAF_PAGES * sizeof(uint16_t) == pool->leaf_bytes);
-    /* Each leaf has a sweep of its own, and the slots have one: hot_set_step. */
-    CHECK((max_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES <= SLOTS_TURN / 2);
-    size_t stats_at = round_up(sizeof(struct hot_home), 64);
-    size_t bytes = stats_at + n_lanes * sizeof(struct hot_lane_stats);
-    char *base = be->ops->alloc(be, bytes);
-    if (base == NULL)
-        return ERR_MEMORY; /* the backend said why */
-    memset(base, 0, bytes);
-    struct hot_home *home = (struct hot_home *)(void *)base;
-    home->bytes = bytes;
-    home->max_pages = max_pages;
-    home->set = (struct hot_set){
-        .n_lanes = n_lanes,
-        .epoch_steps = 1,
-        .stats = (struct hot_lane_stats *)(void *)(base + stats_at),
+    /* Each leaf has a sweep of its own, and the slots have one: hot_step. */
+    CHECK((max_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES <= HOT_SLOTS_TURN / 2);
+    size_t stats_bytes = n_lanes * sizeof(struct hot_lane_stats);
+    size_t bytes = sizeof(struct hot_home) + stats_bytes;
+    struct hot_home *home = mem_try_alloc(bytes);
+    if (home == NULL)
+        return err(ERR_MEMORY, "hot set: no memory");
+    *home = (struct hot_home){
+        .set = {.n_lanes = n_lanes, .epoch_steps = 1},
+        .be = be,
+        .bytes = bytes,
+        .stats_bytes = stats_bytes,
+        .max_pages = max_pages,
     };
+    home->set.stats = be->ops->alloc(be, stats_bytes);
+    if (home->set.stats == NULL) {
+        mem_free(home);
+        return ERR_MEMORY; /* the backend said why */
+    }
     *out = &home->set;
     return OK;
 }
 
-void hot_set_close(struct hot_set *h, struct backend *be, struct leaf_pool *pool)
-{
-    if (h == NULL)
-        return;
-    struct hot_home *home = home_of(h);
-    for (uint32_t i = 0; i < h->n_leaves; i++)
-        if (home->leaves[i] != NULL)
-            leaf_pool_put(pool, home->leaves[i]);
-    if (home->slots != NULL)
-        be->ops->free(be, home->slots, home->slots_bytes);
-    if (home->pages != NULL)
-        be->ops->free(be, home->pages, home->pages_bytes);
-    be->ops->free(be, home, home->bytes);
-}
-
 uint64_t hot_set_bytes(const struct hot_set *h)
 {
-    return home_of(h)->bytes + home_of(h)->slots_bytes + home_of(h)->pages_bytes;
+    const struct hot_home *home = home_of(h);
+    return home->bytes + home->stats_bytes + home->slots_bytes + home->pages_bytes +
+           h->n_leaves * sizeof *home->leaves;
 }
 
 /* Points the set's arrays into memory for max_slots slots. */
@@ -228,12 +246,8 @@ static status move_slots(struct hot_set *h, struct backend *be, uint32_t max_slo
     if (base == NULL)
         return ERR_MEMORY; /* the backend said why */
     place_slots(h, base, max_slots);
-    for (uint32_t lane = 0; lane < h->n_lanes && h->n_slots > 0; lane++) {
-        size_t to = (size_t)lane * max_slots, from = (size_t)lane * old.max_slots, n = h->n_slots;
-        memcpy(h->slot_page + to, old.slot_page + from, n * sizeof *h->slot_page);
-        memcpy(h->slot_epoch + to, old.slot_epoch + from, n * sizeof *h->slot_epoch);
-        memcpy(h->slot_flags + to, old.slot_flags + from, n * sizeof *h->slot_flags);
-    }
+    if (h->n_slots > 0)
+        run(h, (struct hot_args){.kind = HOT_MOVE, .old = &old});
     if (home->slots != NULL)
         be->ops->free(be, home->slots, home->slots_bytes);
     home->slots = base;
@@ -241,32 +255,19 @@ static status move_slots(struct hot_set *h, struct backend *be, uint32_t max_slo
     return OK;
 }
 
-static void clear_slots(struct hot_set *h, uint32_t begin, uint32_t end)
-{
-    for (uint32_t lane = 0; lane < h->n_lanes; lane++)
-        for (uint32_t slot = begin; slot < end; slot++) {
-            size_t at = (size_t)lane * h->max_slots + slot;
-            h->slot_page[at] = HOT_NO_PAGE;
-            h->slot_epoch[at] = 0;
-            h->slot_flags[at] = 0;
-        }
-}
-
 static status grow_slots(struct hot_set *h, struct backend *be, uint32_t n_slots)
 {
     CHECK(n_slots <= HOT_MAX_SLOTS);
-    uint32_t before = h->n_slots;
     if (n_slots > h->max_slots)
         TRY(move_slots(h, be, (uint32_t)round_up(n_slots, SLOT_UNIT)));
-    clear_slots(h, before, n_slots);
+    run(h, (struct hot_args){.kind = HOT_CLEAR, .begin = h->n_slots, .end = n_slots});
     h->n_slots = n_slots;
     return OK;
 }
 
 static void shrink_slots(struct hot_set *h, struct backend *be, uint32_t n_slots)
 {
-    for (uint32_t lane = 0; lane < h->n_lanes; lane++)
-        hot_forget(h, lane, n_slots);
+    run(h, (struct hot_args){.kind = HOT_FORGET, .begin = n_slots, .end = h->n_slots});
     h->n_slots = n_slots;
     uint32_t want = (uint32_t)round_up(n_slots + (n_slots == 0), SLOT_UNIT);
     if (want <= h->max_slots / 2)
@@ -276,14 +277,13 @@ static void shrink_slots(struct hot_set *h, struct backend *be, uint32_t n_slots
 status hot_set_resize(struct hot_set *h, struct backend *be, const uint32_t *slot_blocks,
                       uint32_t n_slots)
 {
-    uint32_t same = n_slots < h->n_slots ? n_slots : h->n_slots;
-    CHECK(same == 0 || memcmp(h->slot_blocks, slot_blocks, same * sizeof *slot_blocks) == 0);
     if (n_slots > h->n_slots)
         TRY(grow_slots(h, be, n_slots));
     else if (n_slots < h->n_slots)
         shrink_slots(h, be, n_slots);
     if (n_slots > 0)
-        memcpy((uint32_t *)(uintptr_t)h->slot_blocks, slot_blocks, n_slots * sizeof *slot_blocks);
+        be->ops->copy(be, (uint32_t *)(uintptr_t)h->slot_blocks, slot_blocks,
+                      n_slots * sizeof *slot_blocks);
     return OK;
 }
 
@@ -299,19 +299,24 @@ static status reserve_pages(struct hot_set *h, struct backend *be, uint32_t n_pa
     uint32_t n_leaves = (capacity + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES;
     size_t dram_at = round_up(n_leaves * sizeof(uint16_t *), 64);
     size_t bytes = dram_at + capacity * sizeof(uint32_t);
+    uint16_t **leaves =
+        mem_try_grow(home->leaves, h->n_leaves * sizeof *leaves, n_leaves * sizeof *leaves);
+    if (leaves == NULL)
+        return err(ERR_MEMORY, "hot set: no memory for %u leaves", n_leaves);
+    home->leaves = leaves;
     char *base = be->ops->alloc(be, bytes);
     if (base == NULL)
         return ERR_MEMORY; /* the backend said why */
-    memset(base, 0, bytes);
     if (home->pages != NULL) {
-        memcpy(base, home->leaves, h->n_leaves * sizeof *home->leaves);
-        memcpy(base + dram_at, home->dram_blocks, home->n_pages * sizeof *home->dram_blocks);
+        be->ops->copy(be, base, leaves, h->n_leaves * sizeof *leaves);
+        be->ops->copy(be, base + dram_at, home->dram_blocks,
+                      home->n_pages * sizeof *home->dram_blocks);
         be->ops->free(be, home->pages, home->pages_bytes);
     }
     home->pages = base;
     home->pages_bytes = bytes;
     home->page_capacity = capacity;
-    h->leaves = home->leaves = (uint16_t **)(void *)base;
+    h->leaves = home->device_leaves = (uint16_t **)(void *)base;
     h->dram_blocks = home->dram_blocks = (uint32_t *)(void *)(base + dram_at);
     h->n_leaves = n_leaves;
     return OK;
@@ -321,8 +326,9 @@ status hot_set_cover(struct hot_set *h, struct leaf_pool *pool, const uint32_t *
                      uint32_t n_pages)
 {
     struct hot_home *home = home_of(h);
+    struct backend *be = pool->be;
     CHECK(n_pages >= home->n_pages && n_pages <= home->max_pages);
-    TRY(reserve_pages(h, pool->be, n_pages));
+    TRY(reserve_pages(h, be, n_pages));
     uint32_t before = (home->n_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES, now = before;
     uint32_t want = (n_pages + HOT_LEAF_PAGES - 1) / HOT_LEAF_PAGES;
     status st = OK;
@@ -336,60 +342,168 @@ status hot_set_cover(struct hot_set *h, struct leaf_pool *pool, const uint32_t *
         }
         return st;
     }
+    if (want > before)
+        be->ops->copy(be, home->device_leaves + before, home->leaves + before,
+                      (want - before) * sizeof *home->leaves);
     if (n_pages > 0)
-        memcpy(home->dram_blocks, dram_blocks, n_pages * sizeof *dram_blocks);
+        be->ops->copy(be, home->dram_blocks, dram_blocks, n_pages * sizeof *dram_blocks);
     home->n_pages = n_pages;
     return OK;
 }
 
-/* Each leaf is swept once in HOT_SWEEP epochs, at an epoch of its own; the slots after them all. */
-static void sweep(struct hot_set *h)
+void hot_sets_step(struct hot_set *const *sets, uint32_t n)
 {
-    uint32_t turn = h->epoch % HOT_SWEEP;
-    for (uint32_t lane = 0; lane < h->n_lanes; lane++)
-        if (turn < h->n_leaves)
-            hot_sweep_leaf(h, lane, turn);
-        else if (turn == SLOTS_TURN)
-            hot_sweep_slots(h, lane);
+    if (n == 0)
+        return;
+    for (uint32_t i = 0; i < n; i++) {
+        struct hot_set *h = sets[i];
+        if (++h->step < h->epoch_steps)
+            continue;
+        h->step = 0;
+        home_of(h)->epochs++;
+        if (++h->epoch == HOT_EPOCHS)
+            h->epoch = 0;
+    }
+    struct backend *be = home_of(sets[0])->be;
+    const struct hot_args a = {
+        .kind = HOT_STEP, .sets = (const struct hot_set *const *)sets, .n_sets = n};
+    be->ops->hot(be, &a);
 }
 
 void hot_set_step(struct hot_set *h)
 {
-    for (uint32_t lane = 0; lane < h->n_lanes; lane++)
-        hot_release(h, lane);
-    if (++h->step < h->epoch_steps)
+    hot_sets_step(&h, 1);
+}
+
+/* ---- statistics ---- */
+
+static void ask_again(struct hot_home *home)
+{
+    home->n_asked++;
+    home->asked_epochs = home->epochs + (double)home->set.step / home->set.epoch_steps;
+    run(&home->set,
+        (struct hot_args){.kind = HOT_READ, .to = home->lanes, .arrived = &home->n_arrived});
+}
+
+/* Unless they are on the way. */
+static void ask(struct hot_home *home)
+{
+    if (home->n_asked == home->n_arrived)
+        ask_again(home);
+}
+
+/* What has arrived is looked at once. */
+static void take(struct hot_home *home)
+{
+    if (home->n_taken == home->n_arrived)
         return;
-    h->step = 0;
-    home_of(h)->epochs++;
-    if (++h->epoch == HOT_EPOCHS)
-        h->epoch = 0;
-    sweep(h);
+    home->n_taken = home->n_arrived;
+    home->read_epochs = home->asked_epochs;
+    home->read = (struct hot_counts){0};
+    for (uint32_t lane = 0; lane < home->set.n_lanes; lane++) {
+        home->read.hits += home->lanes[lane].hits;
+        home->read.misses += home->lanes[lane].misses;
+        home->read.light_misses += home->lanes[lane].light_misses;
+    }
+}
+
+static void add_new(struct hot_home *home, struct hot_counts *counts)
+{
+    counts->hits += home->read.hits - home->collected.hits;
+    counts->misses += home->read.misses - home->collected.misses;
+    counts->light_misses += home->read.light_misses - home->collected.light_misses;
+    home->collected = home->read;
+}
+
+/* To free them is to wait for what is on the way. */
+static void free_stats(struct hot_home *home, struct leaf_pool *pool)
+{
+    ask_again(home);
+    home->be->ops->free(home->be, home->set.stats, home->stats_bytes);
+    take(home);
+    add_new(home, &pool->late);
+}
+
+void hot_set_close(struct hot_set *h, struct backend *be, struct leaf_pool *pool)
+{
+    if (h == NULL)
+        return;
+    struct hot_home *home = home_of(h);
+    free_stats(home, pool);
+    for (uint32_t i = 0; i < h->n_leaves; i++)
+        if (home->leaves[i] != NULL)
+            leaf_pool_put(pool, home->leaves[i]);
+    if (home->slots != NULL)
+        be->ops->free(be, home->slots, home->slots_bytes);
+    if (home->pages != NULL)
+        be->ops->free(be, home->pages, home->pages_bytes);
+    mem_free(home->leaves);
+    mem_free(home);
 }
 
 void hot_set_collect(struct hot_set *h, struct hot_counts *counts)
 {
-    for (uint32_t lane = 0; lane < h->n_lanes; lane++) {
-        struct hot_lane_stats *s = &h->stats[lane];
-        counts->hits += s->hits;
-        counts->misses += s->misses;
-        counts->light_misses += s->light_misses;
-        s->hits = s->misses = s->light_misses = 0;
-    }
+    ask(home_of(h));
+    take(home_of(h));
+    add_new(home_of(h), counts);
+}
+
+uint64_t hot_set_light_misses(const struct hot_set *h)
+{
+    ask(home_of(h));
+    take(home_of(h));
+    return home_of(h)->read.light_misses;
 }
 
 void hot_set_curve(const struct hot_set *h, struct miss_curve *out)
 {
-    double steps = (double)h->step / h->epoch_steps; /* of the epoch that is not over */
-    miss_curve_lanes(out, h->stats, h->n_lanes, home_of(h)->epochs + steps);
+    struct hot_home *home = home_of(h);
+    ask(home);
+    take(home);
+    out->n = 0;
+    if (home->n_taken > 0)
+        miss_curve_lanes(out, home->lanes, h->n_lanes, home->read_epochs);
 }
 
 void hot_set_decay(struct hot_set *h)
 {
-    uint32_t turn = home_of(h)->n_decays++; /* halves go up and down in turn: no bucket fades */
-    for (uint32_t lane = 0; lane < h->n_lanes; lane++)
-        for (uint32_t i = 0; i < HOT_AGES; i++)
-            h->stats[lane].distance[i] = (h->stats[lane].distance[i] + (i + turn) % 2) / 2;
-    home_of(h)->epochs /= 2;
+    struct hot_home *home = home_of(h); /* halves go up and down in turn: no bucket fades */
+    run(h, (struct hot_args){.kind = HOT_DECAY, .begin = home->n_decays++});
+    home->epochs /= 2;
+}
+
+/* ---- audit ---- */
+
+struct hot_set *hot_set_snapshot(const struct hot_set *h)
+{
+    const struct hot_home *home = home_of(h);
+    struct backend *be = home->be;
+    size_t slots = slots_size(h->n_lanes, h->max_slots), leaf = h->n_lanes * HOT_LEAF_PAGES * 2ul;
+    size_t stats_at = round_up(sizeof *home, 64), leaves_at = stats_at + home->stats_bytes;
+    size_t dram_at = leaves_at + h->n_leaves * sizeof *h->leaves;
+    size_t slots_at = dram_at + home->n_pages * sizeof *h->dram_blocks;
+    size_t leaf_at = round_up(slots_at + slots, 64);
+    char *base = mem_alloc(leaf_at + h->n_leaves * leaf);
+    struct hot_home *to = (struct hot_home *)(void *)base;
+    uint16_t **leaves = (uint16_t **)(void *)(base + leaves_at);
+    to->set = *h;
+    to->be = be;
+    to->max_pages = home->max_pages;
+    to->n_pages = home->n_pages;
+    to->set.stats = (struct hot_lane_stats *)(void *)(base + stats_at);
+    be->ops->copy(be, to->set.stats, h->stats, home->stats_bytes);
+    to->set.leaves = leaves;
+    for (uint32_t i = 0; i < h->n_leaves; i++)
+        if (home->leaves[i] != NULL) {
+            leaves[i] = (uint16_t *)(void *)(base + leaf_at + i * leaf);
+            be->ops->copy(be, leaves[i], home->leaves[i], leaf);
+        }
+    to->set.dram_blocks = (uint32_t *)(void *)(base + dram_at);
+    be->ops->copy(be, base + dram_at, home->dram_blocks, home->n_pages * sizeof *h->dram_blocks);
+    place_slots(&to->set, base + slots_at, h->max_slots);
+    be->ops->copy(be, base + slots_at, home->slots, slots);
+    CHECK(be->ops->sync == NULL || be->ops->sync(be) == OK);
+    return &to->set;
 }
 
 static void audit_lane(const struct hot_set *h, uint32_t lane)
@@ -419,9 +533,20 @@ static void audit_lane(const struct hot_set *h, uint32_t lane)
     CHECK(n_entries == n_resident);
 }
 
-void hot_set_audit(const struct hot_set *h)
+static void audit_tables(const struct hot_set *h)
 {
     CHECK(h->epoch < HOT_EPOCHS && h->step < h->epoch_steps && h->n_slots <= h->max_slots);
     for (uint32_t lane = 0; lane < h->n_lanes; lane++)
         audit_lane(h, lane);
+}
+
+void hot_set_audit(const struct hot_set *h)
+{
+    if (home_of(h)->be->ops->memory == NULL) { /* alloc gives the machine's own memory */
+        audit_tables(h);
+        return;
+    }
+    struct hot_set *copy = hot_set_snapshot(h);
+    audit_tables(copy);
+    mem_free(copy);
 }

@@ -1,14 +1,20 @@
 /* Memory and policy of hot sets (kernels/core/hot_set.h): the leaf pool, the slots, their statistics.
  *
- * Used by cache/kv.c alone; the engine thread owns everything here. All of it is backend memory, since
- * the device reads it in a step; between steps the host writes it through the same pointers (on the
- * CPU it is plain memory; a device backend gives memory that both sides see). */
+ * Used by cache/kv.c alone; the engine thread owns everything here. The header of a set is the host's;
+ * its arrays are backend memory, since the device reads and writes them in a step, and the host changes
+ * them between steps through the backend's queue. Statistics are as they were at a sync: on the CPU now,
+ * on a device a step or more ago. */
 #ifndef CACHE_RESIDENCY_H
 #define CACHE_RESIDENCY_H
 
 #include "cache/budget.h"
 #include "kernels/backend.h"
 #include "kernels/core/hot_set.h"
+
+/* What lanes counted. */
+struct hot_counts {
+    uint64_t hits, misses, light_misses;
+};
 
 /* ---- leaf pool ---- */
 
@@ -23,6 +29,8 @@ uint64_t leaf_pool_leaf_bytes(const struct leaf_pool *p); /* of one leaf */
 /* A leaf of HOT_NEVER. ERR_FULL: max_bytes are held; ERR_MEMORY. */
 status leaf_pool_get(struct leaf_pool *p, uint16_t **out);
 void leaf_pool_put(struct leaf_pool *p, uint16_t *leaf);
+/* Adds what sets that have closed counted since they were last asked; starts anew. */
+void leaf_pool_collect(struct leaf_pool *p, struct hot_counts *counts);
 
 /* ---- a hot set ---- */
 
@@ -43,21 +51,22 @@ status hot_set_resize(struct hot_set *h, struct backend *be, const uint32_t *slo
  * fewer than before. ERR_FULL, ERR_MEMORY: no leaf, and nothing changed. */
 status hot_set_cover(struct hot_set *h, struct leaf_pool *pool, const uint32_t *dram_blocks,
                      uint32_t n_pages);
-/* Ends a step: advances the epoch, clears in-use marks. */
+/* Ends a step of sets of one backend: advances their epochs, clears in-use marks. */
+void hot_sets_step(struct hot_set *const *sets, uint32_t n);
 void hot_set_step(struct hot_set *h);
 
-/* What its lanes counted since the last call. */
-struct hot_counts {
-    uint64_t hits, misses, light_misses;
-};
-/* Adds to *counts and starts anew. */
+/* Adds to *counts what its lanes counted since the last call. */
 void hot_set_collect(struct hot_set *h, struct hot_counts *counts);
+/* Since it was opened, by all lanes. */
+uint64_t hot_set_light_misses(const struct hot_set *h);
 
 /* The miss-ratio curve of what was touched since it was opened, recent epochs counting more: each call
  * of hot_set_decay halves what came before. Without touches n = 0. */
 void hot_set_curve(const struct hot_set *h, struct miss_curve *out);
 void hot_set_decay(struct hot_set *h);
 
+/* A copy whose arrays are host memory, to look at; waits for the device. mem_free gives it back. */
+struct hot_set *hot_set_snapshot(const struct hot_set *h);
 /* CHECKs that slots and tables are inverse to each other. */
 void hot_set_audit(const struct hot_set *h);
 

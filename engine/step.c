@@ -5,6 +5,8 @@
  * not depend on what another sequence selected. */
 #include "engine/step.h"
 
+#include "cache/residency.h"
+
 #include <string.h>
 
 status step_init(struct step *st, struct backend *be, struct model *model, struct kv *kv,
@@ -23,6 +25,7 @@ status step_init(struct step *st, struct backend *be, struct model *model, struc
         st->max_logits = st->max_rows;
     st->tokens = mem_alloc(st->max_rows * sizeof *st->tokens);
     st->seqs = mem_alloc(st->max_seqs * sizeof *st->seqs);
+    st->stepped = mem_alloc(st->max_seqs * sizeof(struct kv_seq *));
     st->logit_rows = mem_alloc(st->max_logits * sizeof *st->logit_rows);
     st->sample = mem_alloc(st->max_logits * sizeof *st->sample);
     return model_reserve(model, st->max_rows, st->max_logits);
@@ -32,6 +35,7 @@ void step_fini(struct step *st)
 {
     mem_free(st->tokens);
     mem_free(st->seqs);
+    mem_free(st->stepped);
     mem_free(st->logit_rows);
     mem_free(st->sample);
 }
@@ -89,12 +93,9 @@ static void want_token(struct step *st, const struct sequence *q, uint32_t last_
 /* Pages estimated for being absent, in all lanes; the difference of two calls is what counts. */
 static uint32_t light_misses(const struct sequence *q)
 {
-    uint32_t n = 0;
     if (q->kv.hot == NULL || q->in->choice.miss_threshold <= 0)
         return 0;
-    for (uint32_t lane = 0; lane < q->kv.hot->n_lanes; lane++)
-        n += q->kv.hot->stats[lane].light_misses;
-    return n;
+    return (uint32_t)hot_set_light_misses(q->kv.hot);
 }
 
 static void plan_rows(struct step *st, struct sequence *q, struct batch_seq *b)
@@ -211,10 +212,25 @@ static void settle_token(struct step *st, struct sequence *q, const struct sampl
         finish(st, q, DONE_LENGTH, 0);
 }
 
+/* Before any of them may end. */
+static void settle_plans(struct step *st)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < st->sched->n_plan; i++) {
+        struct sequence *q = st->sched->plan[i];
+        if (!st->seqs[i].planned)
+            continue;
+        q->n_light_misses = light_misses(q) - q->n_light_misses;
+        st->stepped[n++] = &q->kv;
+    }
+    kv_step(st->kv, st->stepped, n);
+}
+
 static void settle(struct step *st, uint64_t now_us)
 {
     struct sched *s = st->sched;
     uint32_t next = 0;
+    settle_plans(st);
     /* Finishing a sequence changes s->running, never s->plan. */
     for (uint32_t i = 0; i < s->n_plan; i++) {
         struct sequence *q = s->plan[i];
@@ -227,10 +243,6 @@ static void settle(struct step *st, uint64_t now_us)
         q->n_computed += b->n_rows;
         q->n_scheduled = 0;
         q->planned = b->planned;
-        if (b->planned) {
-            q->n_light_misses = light_misses(q) - q->n_light_misses;
-            kv_seq_step(st->kv, &q->kv);
-        }
         st->prompt_tokens += decodes ? 0 : b->n_rows;
         if (draws && next > first_logit && st->sample[next - 1].bad)
             good = false;

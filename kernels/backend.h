@@ -206,6 +206,7 @@ struct read_args {
 };
 
 struct hot_set; /* kernels/core/hot_set.h: slots of a SPILLED sequence */
+struct hot_lane_stats;
 
 /* One row that attends by plan. Its sealed positions are the first n_segments * SEGMENT_ROWS; the
  * tail, [n_segments * SEGMENT_ROWS, pos], is attended exactly through the block table. */
@@ -316,6 +317,32 @@ struct resolve_args {
     uint32_t *n_pages, *estimates, *n_estimates;
 };
 
+/* What the host has done to hot sets between steps. Their headers (struct hot_set) are the host's and read
+ * within the call; the arrays behind them are backend memory. */
+enum hot_kind {
+    HOT_FILL,   /* a leaf's numbers become HOT_NEVER; no set */
+    HOT_STEP,   /* ends a step of each set: nothing is in use; what its epoch must sweep is swept */
+    HOT_CLEAR,  /* slots [begin, end) are empty, whatever they held */
+    HOT_FORGET, /* empties slots [begin, end); their pages become ghosts */
+    HOT_MOVE,   /* slots [0, n_slots) from the arrays of `old` */
+    HOT_DECAY,  /* halves the distances that were counted; begin: how often that was done before */
+    HOT_READ, /* statistics of all lanes to the host's memory `to`; then *arrived grows by one: at once
+                   on the CPU, else in a sync or a free once it has happened. Before the set's stats are
+                   freed both stay where they are. */
+};
+
+struct hot_args {
+    enum hot_kind kind;
+    const struct hot_set *const *sets; /* [n_sets]; but for HOT_FILL and HOT_STEP: one */
+    uint32_t n_sets;
+    const struct hot_set *old;
+    uint32_t begin, end;
+    uint16_t *leaf;
+    size_t leaf_bytes;
+    struct hot_lane_stats *to; /* [n_lanes] */
+    uint32_t *arrived;
+};
+
 /* What the plans of a layer say: the outputs of resolve, as attend reads them. */
 struct attend_plans {
     struct digest_desc desc;
@@ -388,6 +415,13 @@ struct sample_args {
     struct sample_row *rows;
 };
 
+/* How much of what alloc_host gave is there. */
+struct host_progress {
+    uint64_t ready, bytes; /* of bytes */
+    bool ended;            /* ready grows no more */
+    const char *why;       /* it ended before bytes; else NULL. What to do is said, too */
+};
+
 struct backend_ops {
     const char *name; /* "cpu", "mock", "cuda" */
     uint32_t act_bytes;
@@ -403,6 +437,11 @@ struct backend_ops {
     status (*sync)(struct backend *be); /* waits; the first error since the last sync */
     /* Bytes that alloc can still give. NULL: alloc gives the machine's own memory. */
     uint64_t (*memory)(struct backend *be);
+    /* The second tier, where it is not alloc's memory: of the host, for the device to read as well. NULL:
+     * alloc. Addresses are given at once; [0, ready) of them may be used, and ready grows by itself. */
+    void *(*alloc_host)(struct backend *be, size_t bytes); /* NULL + err(ERR_MEMORY) */
+    void (*free_host)(struct backend *be, void *p, size_t bytes);
+    void (*host_progress)(struct backend *be, const void *p, struct host_progress *out);
 
     /* Packs the parts; reports non-finite scales as ERR_FORMAT. The file may be unmapped after. */
     status (*weight_create)(struct backend *be, const struct weight_desc *d, struct weight **out);
@@ -424,6 +463,7 @@ struct backend_ops {
     void (*known)(struct backend *be, const struct known_args *a);
     void (*select)(struct backend *be, const struct select_args *a);
     void (*resolve)(struct backend *be, const struct resolve_args *a);
+    void (*hot)(struct backend *be, const struct hot_args *a);
     void (*sample)(struct backend *be, const struct sample_args *a);
     void (*read)(struct backend *be, const struct read_args *a);
 };

@@ -7,6 +7,7 @@
 #define TESTS_KV_RIG_H
 
 #include "cache/kv.h"
+#include "kernels/core/hot_run.h"
 
 #include <string.h>
 
@@ -30,6 +31,12 @@ static inline void rig_copy(struct backend *be, void *dst, const void *src, size
 {
     (void)be;
     memcpy(dst, src, bytes);
+}
+
+static inline void rig_hot(struct backend *be, const struct hot_args *a)
+{
+    (void)be;
+    hot_run(a);
 }
 
 /* splitmix64 */
@@ -144,6 +151,7 @@ static const struct backend_ops rig_ops = {.name = "rig",
                                            .alloc = rig_alloc,
                                            .free = rig_free,
                                            .copy = rig_copy,
+                                           .hot = rig_hot,
                                            .seal = rig_seal,
                                            .unpermute = rig_unpermute};
 static struct backend rig_backend = {&rig_ops};

@@ -1,6 +1,7 @@
 #include "engine/tool/replay.h"
 
 #include "cache/residency.h"
+#include "kernels/core/hot_run.h"
 
 #include <string.h>
 
@@ -222,8 +223,23 @@ static void plain_free(struct backend *be, void *p, size_t bytes)
     mem_free(p);
 }
 
-static const struct backend_ops plain_ops = {
-    .name = "replay", .alloc = plain_alloc, .free = plain_free};
+static void plain_copy(struct backend *be, void *dst, const void *src, size_t bytes)
+{
+    (void)be;
+    memcpy(dst, src, bytes);
+}
+
+static void plain_hot(struct backend *be, const struct hot_args *a)
+{
+    (void)be;
+    hot_run(a);
+}
+
+static const struct backend_ops plain_ops = {.name = "replay",
+                                             .alloc = plain_alloc,
+                                             .free = plain_free,
+                                             .copy = plain_copy,
+                                             .hot = plain_hot};
 
 struct bucketed {
     struct backend be;

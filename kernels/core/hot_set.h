@@ -25,11 +25,13 @@ struct hot_lane_stats {
     /* Re-use distance in epochs of every touch: [0, 63], the last bucket holds all longer ones and
      * first touches. Decayed by the host. */
     uint32_t distance[HOT_AGES];
-    uint32_t hits, misses, light_misses; /* since the host last read them */
+    uint32_t hits, misses, light_misses; /* since it was opened */
 };
 
+/* The header: the host's. What it points to is backend memory, which the host changes through the backend
+ * alone (op `hot`, kernels/core/hot_run.h; `copy`). A step's kernels get the header by value. */
 struct hot_set {
-    uint32_t n_lanes, n_slots; /* n_slots: B, a device integer, may change between steps */
+    uint32_t n_lanes, n_slots; /* n_slots: B, may change between steps */
     uint32_t max_slots;
     uint32_t epoch; /* of this sequence; advances every epoch_steps steps */
     uint32_t epoch_steps, step;
@@ -52,8 +54,9 @@ struct hot_fetch {
 enum {
     HOT_EPOCHS = 0x7fff, /* stamps count modulo this: HOT_GHOST | stamp is never HOT_NEVER */
     HOT_SWEEP = 8192,    /* epochs between two sweeps of a table: far less than HOT_EPOCHS */
-    HOT_IN_USE = 1,      /* slot_flags: touched in this step, not a victim */
-    HOT_FRESH = 2,       /* fetched and not touched since: its stamp is HOT_FRESH_AGE too old */
+    HOT_SLOTS_TURN = HOT_SWEEP - 2, /* when slots are swept; it comes up before epochs wrap, too */
+    HOT_IN_USE = 1,                 /* slot_flags: touched in this step, not a victim */
+    HOT_FRESH = 2, /* fetched and not touched since: its stamp is HOT_FRESH_AGE too old */
 };
 
 /* Epochs from `then` to `now`, exact as long as sweeps keep every stamp younger than HOT_EPOCHS. */
@@ -207,10 +210,15 @@ CORE_FN uint32_t hot_touch(struct hot_set *h, uint32_t lane, const uint32_t *pag
     return n_fetches;
 }
 
-/* Empties the slots [n_slots, h->n_slots) of a lane: their pages are in DRAM anyway. */
-CORE_FN void hot_forget(struct hot_set *h, uint32_t lane, uint32_t n_slots)
+/* ---- what the host has done between steps ----
+ *
+ * A lane by n workers, of which this is number i: slots and entries i, i + n, ... One worker: 0, 1. */
+
+/* Empties the slots [begin, end) of a lane: their pages are in DRAM anyway. */
+CORE_FN void hot_forget(const struct hot_set *h, uint32_t lane, uint32_t begin, uint32_t end,
+                        uint32_t i, uint32_t n)
 {
-    for (uint32_t slot = n_slots; slot < h->n_slots; slot++) {
+    for (uint32_t slot = begin + i; slot < end; slot += n) {
         size_t at = (size_t)lane * h->max_slots + slot;
         if (h->slot_page[at] == HOT_NO_PAGE)
             continue;
@@ -220,22 +228,48 @@ CORE_FN void hot_forget(struct hot_set *h, uint32_t lane, uint32_t n_slots)
     }
 }
 
+/* Whatever slots [begin, end) held: nothing knows of it. */
+CORE_FN void hot_clear(const struct hot_set *h, uint32_t lane, uint32_t begin, uint32_t end,
+                       uint32_t i, uint32_t n)
+{
+    for (uint32_t slot = begin + i; slot < end; slot += n) {
+        size_t at = (size_t)lane * h->max_slots + slot;
+        h->slot_page[at] = HOT_NO_PAGE;
+        h->slot_epoch[at] = 0;
+        h->slot_flags[at] = 0;
+    }
+}
+
+/* Slots [0, n_slots) from the arrays of another header of the same set. */
+CORE_FN void hot_move(const struct hot_set *h, const struct hot_set *old, uint32_t lane, uint32_t i,
+                      uint32_t n)
+{
+    for (uint32_t slot = i; slot < h->n_slots; slot += n) {
+        size_t to = (size_t)lane * h->max_slots + slot, at = (size_t)lane * old->max_slots + slot;
+        h->slot_page[to] = old->slot_page[at];
+        h->slot_epoch[to] = old->slot_epoch[at];
+        h->slot_flags[to] = old->slot_flags[at];
+    }
+}
+
 /* Ends the step of a lane: nothing is in use. */
-CORE_FN void hot_release(struct hot_set *h, uint32_t lane)
+CORE_FN void hot_release(const struct hot_set *h, uint32_t lane, uint32_t i, uint32_t n)
 {
     uint8_t *flags = h->slot_flags + (size_t)lane * h->max_slots;
-    for (uint32_t slot = 0; slot < h->n_slots; slot++)
-        flags[slot] &= (uint8_t)~HOT_IN_USE;
+    for (uint32_t slot = i; slot < h->n_slots; slot += n)
+        if (flags[slot] & HOT_IN_USE)
+            flags[slot] = (uint8_t)(flags[slot] & ~HOT_IN_USE);
 }
 
 /* Sweeps keep stamps from coming round again. They change nothing that is ever read: all ages from
  * HOT_AGES - 1 on are one. Each must run at least every HOT_EPOCHS / 2 epochs. */
-CORE_FN void hot_sweep_leaf(struct hot_set *h, uint32_t lane, uint32_t leaf)
+CORE_FN void hot_sweep_leaf(const struct hot_set *h, uint32_t lane, uint32_t leaf, uint32_t i,
+                            uint32_t n)
 {
     if (h->leaves[leaf] == NULL)
         return;
     uint16_t *entries = h->leaves[leaf] + (size_t)lane * HOT_LEAF_PAGES;
-    for (uint32_t i = 0; i < HOT_LEAF_PAGES; i++) {
+    for (; i < HOT_LEAF_PAGES; i += n) {
         uint32_t e = entries[i];
         if ((e & HOT_GHOST) && e != HOT_NEVER &&
             hot_distance(h->epoch, e & ~(uint32_t)HOT_GHOST) >= HOT_AGES - 1)
@@ -243,12 +277,35 @@ CORE_FN void hot_sweep_leaf(struct hot_set *h, uint32_t lane, uint32_t leaf)
     }
 }
 
-CORE_FN void hot_sweep_slots(struct hot_set *h, uint32_t lane)
+CORE_FN void hot_sweep_slots(const struct hot_set *h, uint32_t lane, uint32_t i, uint32_t n)
 {
     uint16_t *stamps = h->slot_epoch + (size_t)lane * h->max_slots;
-    for (uint32_t slot = 0; slot < h->n_slots; slot++)
+    for (uint32_t slot = i; slot < h->n_slots; slot += n)
         if (hot_distance(h->epoch, stamps[slot]) > 2 * HOT_AGES)
             stamps[slot] = hot_before(h->epoch, 2 * HOT_AGES);
+}
+
+/* Behind the host's step of a header: each leaf is swept once in HOT_SWEEP epochs, at an epoch of its own;
+ * the slots after them all. */
+CORE_FN void hot_step(const struct hot_set *h, uint32_t lane, uint32_t i, uint32_t n)
+{
+    uint32_t turn = h->epoch % HOT_SWEEP;
+    hot_release(h, lane, i, n);
+    if (h->step != 0)
+        return; /* the same epoch as before */
+    if (turn < h->n_leaves)
+        hot_sweep_leaf(h, lane, turn, i, n);
+    else if (turn == HOT_SLOTS_TURN)
+        hot_sweep_slots(h, lane, i, n);
+}
+
+/* Halves what was counted. turn: of odd numbers, those in odd or those in even buckets are rounded up. */
+CORE_FN void hot_decay(const struct hot_set *h, uint32_t lane, uint32_t turn, uint32_t i,
+                       uint32_t n)
+{
+    uint32_t *distance = h->stats[lane].distance;
+    for (; i < HOT_AGES; i += n)
+        distance[i] = (distance[i] + (i + turn) % 2) / 2;
 }
 
 #endif

@@ -122,6 +122,7 @@ static const struct backend_ops cpu_ops = {
     .append = cpu_append,
     .attend = cpu_attend,
     .resolve = cpu_resolve,
+    .hot = cpu_hot,
     .digest_bytes = cpu_digest_bytes,
     .seal = cpu_seal,
     .unpermute = cpu_unpermute,

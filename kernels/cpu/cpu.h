@@ -49,10 +49,11 @@ void cpu_append(struct backend *be, const struct append_args *a);
 void cpu_attend(struct backend *be, const struct attend_args *a);
 void cpu_read(struct backend *be, const struct read_args *a);
 
-/* resolve.c */
+/* resolve.c (resolve, hot) */
 status cpu_resolve_open(struct cpu_backend *b);
 void cpu_resolve_close(struct cpu_backend *b);
 void cpu_resolve(struct backend *be, const struct resolve_args *a);
+void cpu_hot(struct backend *be, const struct hot_args *a);
 
 /* seal.c (digest_bytes, seal, unpermute), codes.c, score.c, select.c, known.c */
 status cpu_seal_open(struct cpu_backend *b);

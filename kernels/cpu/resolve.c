@@ -7,6 +7,7 @@
  * three lanes already (measured behind 7,680 tokens: attend after it became 10 to 30 % shorter). Scratch
  * belongs to the engine thread. */
 #include "kernels/core/resolve.h"
+#include "kernels/core/hot_run.h"
 #include "kernels/cpu/cpu.h"
 
 #include <stdatomic.h>
@@ -88,6 +89,13 @@ void cpu_resolve(struct backend *be, const struct resolve_args *a)
     if (c.n_bad > 0 && b->error == OK)
         b->error = err(ERR_DEVICE, "layer %u: %u plans name more pages than their hot sets hold",
                        a->layer, (unsigned)c.n_bad);
+}
+
+/* Nothing that waits (plan.c) touches hot sets. */
+void cpu_hot(struct backend *be, const struct hot_args *a)
+{
+    (void)be;
+    hot_run(a);
 }
 
 status cpu_resolve_open(struct cpu_backend *b)

@@ -236,6 +236,7 @@ static const struct backend_ops mock_ops = {
     .known = mock_known,
     .select = mock_select,
     .resolve = mock_resolve,
+    .hot = mock_hot,
     .sample = mock_sample,
 };
 

@@ -38,6 +38,7 @@ size_t mock_digest_bytes(const struct kv_geometry *geo, const struct digest_desc
 void mock_seal(struct backend *be, const struct seal_args *a);
 void mock_unpermute(struct backend *be, const struct unpermute_args *a);
 void mock_resolve(struct backend *be, const struct resolve_args *a);
+void mock_hot(struct backend *be, const struct hot_args *a);
 void mock_pages_close(struct mock *m);
 /* Whether the record is of this segment and lane; else the step fails. */
 void mock_check_record(struct mock *m, const struct kv_memory *kv, uint32_t record,

@@ -9,6 +9,7 @@
  * The rule of seal: rows of a page are turned round, and pages a number of layers apart change places
  * in pairs, because a canary must stay among the pages of its layer. It is its own inverse. Sinks, and
  * pages that would change places with them, do not move. */
+#include "kernels/core/hot_run.h"
 #include "kernels/core/resolve.h"
 #include "kernels/mock/mock.h"
 
@@ -305,6 +306,12 @@ void mock_resolve(struct backend *be, const struct resolve_args *a)
             if (p.class_ == LANE_SPARSE)
                 resolve_one(mock_of(be), a, i, h, p.index);
         }
+}
+
+void mock_hot(struct backend *be, const struct hot_args *a)
+{
+    (void)be;
+    hot_run(a);
 }
 
 void mock_pages_close(struct mock *m)

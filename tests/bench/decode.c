@@ -163,7 +163,7 @@ static uint32_t step(struct kv_seq *s, const uint32_t *tokens, uint32_t pos, uin
     must(be->ops->sync(be));
     CHECK(!sampled.bad);
     if (planned)
-        kv_seq_step(kv, s);
+        kv_step(kv, &s, 1);
     return sampled.token;
 }
 

@@ -394,7 +394,7 @@ static void op_touch(struct mirror *m)
     for (uint32_t lane = 0; lane < m->seq.hot->n_lanes; lane++)
         touch_lane(m, lane);
     check_slots(m);
-    kv_seq_step(kv, &m->seq);
+    kv_step(kv, (struct kv_seq *[]){&m->seq}, 1);
 }
 
 /* Whoever is written behind leaves HBM without a copy. */

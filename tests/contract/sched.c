@@ -7,6 +7,7 @@
  * what came before, so a preempted sequence that did not keep its tokens would be seen. */
 #include "engine/sched.h"
 #include "engine/residence.h"
+#include "kernels/core/hot_run.h"
 #include "tests/tap.h"
 
 static uint64_t rng_state;
@@ -73,7 +74,14 @@ static size_t fake_known_bytes(const struct kv_geometry *g, uint32_t heads)
     return 0;
 }
 
+static void fake_hot(struct backend *be, const struct hot_args *a)
+{
+    (void)be;
+    hot_run(a);
+}
+
 static const struct backend_ops fake_ops = {.name = "fake",
+                                            .hot = fake_hot,
                                             .alloc = fake_alloc,
                                             .free = fake_free,
                                             .copy = fake_copy,

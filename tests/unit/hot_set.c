@@ -446,7 +446,7 @@ static void *no_memory(struct backend *be, size_t bytes)
 static void without_memory_nothing_changes(void)
 {
     static const struct backend_ops poor_ops = {
-        .alloc = no_memory, .free = rig_free, .copy = rig_copy};
+        .alloc = no_memory, .free = rig_free, .copy = rig_copy, .hot = rig_hot};
     struct backend poor = {&poor_ops};
     struct hot_set *h;
     open_pair(16, 600);
