@@ -83,6 +83,7 @@ static void cuda_free(struct backend *be, void *p, size_t bytes)
     use_device(b);
     cuda_flush(b);
     cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to free memory");
+    cuda_hot_settle(b); /* statistics that were read from there */
     cuda_ok(b, cudaFree(p), "cudaFree");
 }
 
@@ -127,8 +128,7 @@ static void cuda_copy(struct backend *be, void *dst, const void *src, size_t byt
         return;
     }
     cuda_flush(b);
-    if (b->error == OK)
-        run_copy(b, &p);
+    cuda_tier_copy(b, dst, src, bytes);
 }
 
 static status cuda_sync(struct backend *be)
@@ -136,6 +136,8 @@ static status cuda_sync(struct backend *be)
     struct cuda_backend *b = (struct cuda_backend *)be;
     use_device(b);
     cuda_step_end(b);
+    cuda_resolve_settle(b);
+    cuda_hot_settle(b);
     cuda_sample_settle(b, b->error == OK);
     status st = b->error;
     b->error = OK;
@@ -158,6 +160,9 @@ static void cuda_close(struct backend *be)
     cuda_sample_close(b);
     cuda_attend_close(b);
     cuda_linear_close(b);
+    cuda_resolve_close(b);
+    cuda_hot_close(b);
+    cuda_tier_close(b);
     cuda_step_close(b);
     if (b->blas != NULL)
         cublasDestroy(b->blas);
@@ -179,6 +184,9 @@ static const struct backend_ops cuda_ops = {
     .copy = cuda_copy,
     .sync = cuda_sync,
     .memory = cuda_memory,
+    .alloc_host = cuda_alloc_host,
+    .free_host = cuda_free_host,
+    .host_progress = cuda_host_progress,
     .weight_create = cuda_weight_create,
     .weight_destroy = cuda_weight_destroy,
     .weight_bytes = cuda_weight_bytes,
@@ -194,7 +202,8 @@ static const struct backend_ops cuda_ops = {
     .known_bytes = NULL,
     .known = NULL,
     .select = NULL,
-    .resolve = NULL,
+    .resolve = cuda_resolve,
+    .hot = cuda_hot_op,
     .sample = cuda_sample,
     .read = NULL, /* pages are not the host's to read */
 };
@@ -256,6 +265,9 @@ static status open_parts(struct cuda_backend *b)
     TRY(cuda_step_open(b));
     TRY(cuda_linear_open(b));
     TRY(cuda_attend_open(b));
+    TRY(cuda_tier_open(b));
+    TRY(cuda_hot_open(b));
+    TRY(cuda_resolve_open(b));
     return cuda_sample_open(b);
 }
 

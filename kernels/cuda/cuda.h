@@ -23,10 +23,13 @@ struct cuda_backend {
     uint64_t n_steps;    /* that have ended: lists of a step are known by it */
     status error;        /* sticks until sync; its text is in `text` */
     char text[256], description[160];
-    struct cuda_step *step;       /* step.cu */
-    struct cuda_linear *linear;   /* linear.cu */
-    struct cuda_attend *attend;   /* attend.cu */
-    struct cuda_sampler *sampler; /* sample.cu */
+    struct cuda_step *step;         /* step.cu */
+    struct cuda_linear *linear;     /* linear.cu */
+    struct cuda_attend *attend;     /* attend.cu */
+    struct cuda_sampler *sampler;   /* sample.cu */
+    struct cuda_tier *tier;         /* tier.cu */
+    struct cuda_hot *hot;           /* hot.cu */
+    struct cuda_resolver *resolver; /* resolve.cu */
 };
 
 /* ---- backend.cu ---- */
@@ -129,6 +132,26 @@ void cuda_unpermute(struct backend *be, const struct unpermute_args *a);
 void cuda_score(struct backend *be, const struct score_args *a);
 void cuda_select(struct backend *be, const struct select_args *a);
 void cuda_resolve(struct backend *be, const struct resolve_args *a);
+status cuda_resolve_open(struct cuda_backend *b);
+void cuda_resolve_close(struct cuda_backend *b);
+/* Makes a plan that did not fit its hot set an error: for sync, once the stream is done. */
+void cuda_resolve_settle(struct cuda_backend *b);
+
+/* hot.cu */
+void cuda_hot_op(struct backend *be, const struct hot_args *a);
+status cuda_hot_open(struct cuda_backend *b);
+void cuda_hot_close(struct cuda_backend *b);
+/* Hands out what was read: once the stream is done. */
+void cuda_hot_settle(struct cuda_backend *b);
+
+/* tier.cu: the host's memory that the device reads */
+void *cuda_alloc_host(struct backend *be, size_t bytes);
+void cuda_free_host(struct backend *be, void *p, size_t bytes);
+void cuda_host_progress(struct backend *be, const void *p, struct host_progress *out);
+/* Now, on the stream, between any memories. */
+void cuda_tier_copy(struct cuda_backend *b, void *dst, const void *src, size_t bytes);
+status cuda_tier_open(struct cuda_backend *b);
+void cuda_tier_close(struct cuda_backend *b);
 
 /* sample.cu */
 status cuda_sample_open(struct cuda_backend *b);
