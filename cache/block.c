@@ -3,10 +3,20 @@
 
 /* ---- places ---- */
 
-status places_init(struct places *p, struct backend *be, uint32_t n, size_t unit_bytes)
+/* Later ones below earlier ones: what is lower goes first. */
+static void add_ready(struct places *p, uint32_t n_ready)
+{
+    for (uint32_t id = n_ready; id-- > p->n_ready;)
+        p->free[p->n_free++] = id;
+    p->n_ready = n_ready;
+}
+
+status places_init(struct places *p, struct backend *be, enum block_tier tier, uint32_t n,
+                   size_t unit_bytes)
 {
     size_t bytes;
     *p = (struct places){.be = be, .unit_bytes = unit_bytes, .n = n};
+    p->host = tier == TIER_DRAM && be->ops->alloc_host != NULL;
     if (n == 0)
         return OK;
     if (__builtin_mul_overflow((size_t)n, unit_bytes, &bytes))
@@ -15,22 +25,37 @@ status places_init(struct places *p, struct backend *be, uint32_t n, size_t unit
     p->free = mem_try_alloc((size_t)n * sizeof(*p->free));
     if (p->free == NULL)
         return err(ERR_MEMORY, "no memory for the list of %u blocks", n);
-    p->arena = be->ops->alloc(be, bytes);
+    p->arena = p->host ? be->ops->alloc_host(be, bytes) : be->ops->alloc(be, bytes);
     if (p->arena == NULL) {
         places_fini(p);
         return ERR_MEMORY; /* the backend has said why */
     }
-    while (p->n_free < n) {
-        p->free[p->n_free] = n - 1 - p->n_free;
-        p->n_free++;
-    }
+    if (!p->host)
+        add_ready(p, n);
     return OK;
+}
+
+void places_poll(struct places *p, struct host_progress *out)
+{
+    uint64_t bytes = (uint64_t)p->n * p->unit_bytes;
+    *out = (struct host_progress){.ready = bytes, .bytes = bytes, .ended = true};
+    if (!p->host || p->arena == NULL)
+        return;
+    p->be->ops->host_progress(p->be, p->arena, out);
+    uint64_t ready = out->ready / p->unit_bytes;
+    if (ready > p->n_ready)
+        add_ready(p, ready < p->n ? (uint32_t)ready : p->n);
+    if (out->ended)
+        p->n = p->n_ready;
 }
 
 void places_fini(struct places *p)
 {
-    if (p->arena != NULL)
-        p->be->ops->free(p->be, p->arena, (size_t)p->n * p->unit_bytes);
+    size_t bytes = (size_t)p->n * p->unit_bytes;
+    if (p->arena != NULL && p->host)
+        p->be->ops->free_host(p->be, p->arena, bytes);
+    else if (p->arena != NULL)
+        p->be->ops->free(p->be, p->arena, bytes);
     mem_free(p->free);
     *p = (struct places){0};
 }
@@ -42,7 +67,7 @@ block_id places_take(struct places *p)
 
 void places_give(struct places *p, block_id id)
 {
-    CHECK(id < p->n && p->n_free < p->n);
+    CHECK(id < p->n_ready && p->n_free < p->n_ready);
     p->free[p->n_free++] = id;
 }
 

@@ -22,10 +22,15 @@ struct places {
     size_t unit_bytes;
     uint32_t *free; /* [n_free], used last in first out, so that a small working set stays small */
     uint32_t n, n_free;
+    uint32_t n_ready; /* places that there are by now: a DRAM arena may still be growing */
+    bool host;        /* the arena is alloc_host's */
 };
 
 /* ERR_MEMORY: the arena or the list does not fit this machine; nothing is held then. */
-status places_init(struct places *p, struct backend *be, uint32_t n, size_t unit_bytes);
+status places_init(struct places *p, struct backend *be, enum block_tier tier, uint32_t n,
+                   size_t unit_bytes);
+/* Adds what has become ready to the free ones; n falls to that where no more will come. */
+void places_poll(struct places *p, struct host_progress *out);
 void places_fini(struct places *p);     /* also of a zeroed struct */
 block_id places_take(struct places *p); /* BLOCK_NONE: none is free */
 void places_give(struct places *p, block_id id);

@@ -116,13 +116,14 @@ static status create_arenas(struct kv *kv)
 {
     for (int c = 0; c < LANE_CLASSES; c++)
         for (int t = 0; t < TIERS && kv_uses(kv, (enum lane_class)c); t++)
-            TRY(places_init(&kv->place[c][t], kv->be, kv->cfg.blocks[c][t],
+            TRY(places_init(&kv->place[c][t], kv->be, (enum block_tier)t, kv->cfg.blocks[c][t],
                             kv->cfg.geo.block_bytes[c]));
     kv->memory.geo = &kv->cfg.geo;
     for (int c = 0; c < LANE_CLASSES; c++) {
         kv->memory.hbm[c] = kv->place[c][KV_HBM].arena;
         kv->memory.dram[c] = kv->place[c][KV_DRAM].arena;
     }
+    kv_poll(kv);
     return OK;
 }
 
@@ -191,6 +192,21 @@ const struct kv_geometry *kv_geometry(const struct kv *kv)
     return &kv->cfg.geo;
 }
 
+void kv_poll(struct kv *kv)
+{
+    struct kv_counts *n = &kv->counts;
+    n->dram_ready = n->dram_bytes = 0;
+    n->dram_ended = true;
+    for (int c = 0; c < LANE_CLASSES; c++) {
+        struct host_progress p;
+        places_poll(&kv->place[c][KV_DRAM], &p);
+        n->dram_ready += p.ready;
+        n->dram_bytes += p.bytes;
+        n->dram_ended &= p.ended;
+        n->dram_why = p.why != NULL ? p.why : n->dram_why;
+    }
+}
+
 /* ---- counts ---- */
 
 uint32_t kv_available(const struct kv *kv)
@@ -216,7 +232,7 @@ void kv_counts(const struct kv *kv, struct kv_counts *out)
     const struct blocks *bs = &kv->blocks;
     *out = kv->counts;
     for (int t = 0; t < TIERS; t++) {
-        out->total[t] = kv->place[kv->main][t].n;
+        out->total[t] = kv->place[kv->main][t].n_ready;
         out->free[t] = kv->place[kv->main][t].n_free;
     }
     out->cached[KV_HBM] = kv_places_available(kv, kv->main, KV_HBM) - out->free[KV_HBM];

@@ -169,6 +169,9 @@ uint32_t kv_write_behind(struct kv *kv, uint32_t max_blocks);
 
 /* ---- what the scheduler asks ---- */
 
+/* Takes note of how much of the DRAM tier is there by now. Now and then, until counts say that it ended. */
+void kv_poll(struct kv *kv);
+
 /* HBM blocks (of the scarcest class, in positions / R) that grow could hand out now. */
 uint32_t kv_available(const struct kv *kv);
 /* HBM blocks that spilling s to n_slots would free; 0 if it cannot be spilled (RESIDENT only, layout
@@ -186,6 +189,10 @@ struct kv_counts {
     uint64_t moved_down, moved_up;       /* blocks copied HBM -> DRAM, DRAM -> HBM */
     uint64_t written_behind, spills, restores, pauses;
     uint64_t page_hits, page_misses, light_misses, fetched_bytes; /* of hot sets */
+    uint64_t dram_ready,
+        dram_bytes;       /* of the DRAM tier: there at the last poll, and to come in all */
+    bool dram_ended;      /* no more will come */
+    const char *dram_why; /* why it ended before its time, and what to do; else NULL */
     uint64_t table_bytes; /* block tables, directories, leaves, slot records */
     uint64_t leaf_bytes;  /* of these, leaves */
     uint64_t index_bytes; /* prefix index and block records */

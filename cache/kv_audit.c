@@ -13,7 +13,7 @@ struct tally {
 
 static void name_place(const struct kv *kv, struct tally *t, int c, int tier, block_id at)
 {
-    CHECK(at < kv->place[c][tier].n);
+    CHECK(at < kv->place[c][tier].n_ready);
     CHECK(t->taken[c][tier][at]++ == 0);
 }
 
@@ -196,7 +196,7 @@ static void audit_places(const struct kv *kv, struct tally *t)
             const struct places *p = &kv->place[c][tier];
             for (uint32_t i = 0; i < p->n_free; i++)
                 name_place(kv, t, c, tier, p->free[i]);
-            for (uint32_t i = 0; i < p->n; i++)
+            for (uint32_t i = 0; i < p->n_ready; i++)
                 CHECK(t->taken[c][tier][i] == 1);
         }
 }

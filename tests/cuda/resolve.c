@@ -1,0 +1,478 @@
+/* Resolve and the changes of hot sets on the GPU against the CPU, lane by lane: the same blocks, estimates,
+ * tables, slots, ages and counts, and in the slots the bytes of the pages. */
+#include "cache/residency.h"
+#include "kernels/core/splitmix.h"
+#include "kernels/cuda_api.h"
+#include "tests/tap.h"
+
+#include <unistd.h>
+
+enum { SEQS = 4, MAX_HEADS = 8, LAYERS = 2, MAX_LANES = LAYERS * MAX_HEADS };
+
+static uint64_t seed = 20261121;
+
+static uint32_t below(uint32_t n)
+{
+    return (uint32_t)((splitmix_next(&seed) >> 32) * n >> 32);
+}
+
+struct shape {
+    const char *name;
+    uint32_t rows, dim, heads, segments, slots, page_cap, estimate_cap;
+    float threshold;
+    uint32_t epoch_steps, steps;
+};
+
+/* One backend's part. The arrays of a plan are in its memory. */
+struct side {
+    struct backend *be;
+    struct kv_memory kv;
+    struct leaf_pool *pool;
+    struct hot_set *hot[SEQS];
+    struct plan_row rows[SEQS];
+    uint32_t *pages, *n_pages, *estimates, *n_estimates;
+    float *share;
+};
+
+static struct backend *cpu_be, *gpu_be;
+static struct side cpu, gpu;
+static struct shape s;
+static struct kv_geometry geo;
+static struct lane_place places[MAX_LANES];
+static uint32_t n_lanes, n_all, n_pages_of, hbm_blocks, dram_blocks, n_at, most_slots;
+static block_id *resident;
+static uint32_t *slot_blocks[SEQS], *in_dram[SEQS];
+/* The plan as it is made here, and as it comes back. */
+static uint32_t *plan_pages, *plan_estimates, *plan_n, *plan_n_estimates;
+static float *plan_share;
+
+static void *put(struct backend *be, const void *from, size_t bytes)
+{
+    void *p = be->ops->alloc(be, bytes);
+    CHECK(p != NULL);
+    if (from != NULL)
+        be->ops->copy(be, p, from, bytes);
+    return p;
+}
+
+static void *get(struct backend *be, const void *from, size_t bytes)
+{
+    void *p = mem_alloc(bytes + 1);
+    be->ops->copy(be, p, from, bytes);
+    CHECK(be->ops->sync(be) == OK);
+    return p;
+}
+
+/* The second tier, all of it there. */
+static void *put_host(struct backend *be, const void *from, size_t bytes)
+{
+    struct host_progress p = {0};
+    if (be->ops->alloc_host == NULL)
+        return put(be, from, bytes);
+    void *to = be->ops->alloc_host(be, bytes);
+    CHECK(to != NULL);
+    for (uint32_t i = 0; i < 20000 && !p.ended; i++) {
+        be->ops->host_progress(be, to, &p);
+        usleep(1000);
+    }
+    CHECK(p.ended && p.ready == bytes);
+    memcpy(to, from, bytes);
+    return to;
+}
+
+static size_t arena(uint32_t blocks)
+{
+    return blocks * geo.block_bytes[LANE_SPARSE];
+}
+
+/* The last lane of layer 1 is DENSE. */
+static void make_geometry(void)
+{
+    n_all = LAYERS * s.heads;
+    n_lanes = n_all - 1;
+    for (uint32_t i = 0; i < n_all; i++)
+        places[i] = (struct lane_place){LANE_SPARSE, (uint16_t)i};
+    places[n_all - 1] = (struct lane_place){LANE_DENSE, 0};
+    geo = (struct kv_geometry){.block_rows = s.rows,
+                               .layers = LAYERS,
+                               .kv_heads = s.heads,
+                               .head_dim = s.dim,
+                               .page_bytes = (size_t)s.rows * s.dim * 4,
+                               .n_lanes = {n_lanes, 1},
+                               .lanes = places};
+    geo.block_bytes[LANE_SPARSE] = n_lanes * geo.page_bytes;
+    geo.block_bytes[LANE_DENSE] = geo.page_bytes;
+}
+
+static void shuffle(uint32_t *list, uint32_t n)
+{
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t j = below(i), t = list[i - 1];
+        list[i - 1] = list[j];
+        list[j] = t;
+    }
+}
+
+static void make_places(void)
+{
+    uint32_t *hbm = mem_alloc(hbm_blocks * 4), *dram = mem_alloc(dram_blocks * 4);
+    for (uint32_t i = 0; i < hbm_blocks; i++)
+        hbm[i] = i;
+    for (uint32_t i = 0; i < dram_blocks; i++)
+        dram[i] = i;
+    shuffle(hbm, hbm_blocks);
+    shuffle(dram, dram_blocks);
+    for (uint32_t q = 0; q < SEQS - 1; q++) {
+        slot_blocks[q] = mem_alloc(most_slots * 4);
+        in_dram[q] = mem_alloc(n_pages_of * 4);
+        memcpy(slot_blocks[q], hbm + q * most_slots, most_slots * 4);
+        memcpy(in_dram[q], dram + q * n_pages_of, n_pages_of * 4);
+    }
+    resident = mem_alloc((n_pages_of + TAIL_ROWS) * 4);
+    memcpy(resident, hbm + (SEQS - 1) * most_slots, n_pages_of * 4);
+    mem_free(hbm);
+    mem_free(dram);
+}
+
+static void open_side(struct side *d, struct backend *be, const void *dram)
+{
+    memset(d, 0, sizeof *d);
+    d->be = be;
+    d->kv.geo = &geo;
+    d->kv.hbm[LANE_SPARSE] = put(be, NULL, arena(hbm_blocks));
+    d->kv.dram[LANE_SPARSE] = put_host(be, dram, arena(dram_blocks));
+    d->pages = put(be, NULL, (size_t)n_at * s.page_cap * 4);
+    d->share = put(be, NULL, (size_t)n_at * s.page_cap * 4);
+    d->estimates = put(be, NULL, (size_t)n_at * s.estimate_cap * 4);
+    d->n_pages = put(be, NULL, n_at * 4);
+    d->n_estimates = put(be, NULL, n_at * 4);
+    CHECK(leaf_pool_create(&d->pool, be, n_lanes, 1 << 30) == OK);
+    for (uint32_t q = 0; q < SEQS; q++) {
+        d->rows[q] = (struct plan_row){.row = q,
+                                       .pos = n_pages_of * s.rows + TAIL_ROWS - 1,
+                                       .n_segments = 0,
+                                       .blocks = resident,
+                                       .miss_threshold = s.threshold};
+        if (q == SEQS - 1)
+            break;
+        CHECK(hot_set_open(&d->hot[q], be, d->pool, n_lanes, n_pages_of) == OK);
+        CHECK(hot_set_resize(d->hot[q], be, slot_blocks[q], s.slots) == OK);
+        CHECK(hot_set_cover(d->hot[q], d->pool, in_dram[q], n_pages_of) == OK);
+        d->hot[q]->epoch_steps = s.epoch_steps;
+        d->rows[q].hot = d->hot[q];
+    }
+}
+
+static void close_side(struct side *d)
+{
+    struct backend *be = d->be;
+    for (uint32_t q = 0; q < SEQS - 1; q++)
+        hot_set_close(d->hot[q], be, d->pool);
+    leaf_pool_destroy(d->pool);
+    be->ops->free(be, d->kv.hbm[LANE_SPARSE], arena(hbm_blocks));
+    if (be->ops->free_host != NULL)
+        be->ops->free_host(be, d->kv.dram[LANE_SPARSE], arena(dram_blocks));
+    else
+        be->ops->free(be, d->kv.dram[LANE_SPARSE], arena(dram_blocks));
+    be->ops->free(be, d->pages, (size_t)n_at * s.page_cap * 4);
+    be->ops->free(be, d->share, (size_t)n_at * s.page_cap * 4);
+    be->ops->free(be, d->estimates, (size_t)n_at * s.estimate_cap * 4);
+    be->ops->free(be, d->n_pages, n_at * 4);
+    be->ops->free(be, d->n_estimates, n_at * 4);
+    CHECK(be->ops->sync(be) == OK);
+}
+
+static void open_world(const struct shape *shape)
+{
+    s = *shape;
+    make_geometry();
+    n_at = SEQS * s.heads;
+    n_pages_of = s.segments * SEGMENT_ROWS / s.rows;
+    most_slots = s.slots + s.slots / 2;
+    hbm_blocks = (SEQS - 1) * most_slots + n_pages_of;
+    dram_blocks = (SEQS - 1) * n_pages_of;
+    make_places();
+    plan_pages = mem_alloc((size_t)n_at * s.page_cap * 4);
+    plan_share = mem_alloc((size_t)n_at * s.page_cap * 4);
+    plan_estimates = mem_alloc((size_t)n_at * s.estimate_cap * 4);
+    plan_n = mem_alloc(n_at * 4);
+    plan_n_estimates = mem_alloc(n_at * 4);
+    uint64_t *dram = mem_alloc(arena(dram_blocks));
+    for (size_t i = 0; i < arena(dram_blocks) / 8; i++)
+        dram[i] = splitmix_next(&seed);
+    open_side(&cpu, cpu_be, dram);
+    open_side(&gpu, gpu_be, dram);
+    mem_free(dram);
+}
+
+static void close_world(void)
+{
+    close_side(&cpu);
+    close_side(&gpu);
+    for (uint32_t q = 0; q < SEQS - 1; q++) {
+        mem_free(slot_blocks[q]);
+        mem_free(in_dram[q]);
+    }
+    mem_free(resident);
+    mem_free(plan_pages);
+    mem_free(plan_share);
+    mem_free(plan_estimates);
+    mem_free(plan_n);
+    mem_free(plan_n_estimates);
+}
+
+/* About n pages: three in four from a stretch that drifts, so that most are there from the step before. */
+static void make_plan(uint32_t at, uint32_t n, uint32_t step)
+{
+    static bool taken[1 << 16];
+    uint32_t window = n + n / 2 < n_pages_of ? n + n / 2 : n_pages_of;
+    uint32_t drift = (at * 37 + step * (1 + n / 64)) % n_pages_of, got = 0, n_estimates = 0;
+    memset(taken, 0, n_pages_of);
+    for (uint32_t i = 0; i < n; i++)
+        taken[(below(4) ? drift + below(window) : below(n_pages_of)) % n_pages_of] = true;
+    for (uint32_t p = 0; p < n_pages_of; p++)
+        if (taken[p] && got < s.page_cap) {
+            plan_share[at * s.page_cap + got] = (float)below(1000) / 1000;
+            plan_pages[at * s.page_cap + got++] = p;
+        } else if (!taken[p] && below(4) == 0 && n_estimates < s.estimate_cap * 3 / 4) {
+            plan_estimates[at * s.estimate_cap + n_estimates++] = p;
+        }
+    plan_n[at] = got;
+    plan_n_estimates[at] = n_estimates;
+}
+
+static void resolve(struct side *d, uint32_t layer, bool values)
+{
+    struct backend *be = d->be;
+    be->ops->copy(be, d->pages, plan_pages, (size_t)n_at * s.page_cap * 4);
+    be->ops->copy(be, d->share, plan_share, (size_t)n_at * s.page_cap * 4);
+    be->ops->copy(be, d->estimates, plan_estimates, (size_t)n_at * s.estimate_cap * 4);
+    be->ops->copy(be, d->n_pages, plan_n, n_at * 4);
+    be->ops->copy(be, d->n_estimates, plan_n_estimates, n_at * 4);
+    const struct resolve_args a = {.kv = &d->kv,
+                                   .desc = {.order = ORDER_BISECT,
+                                            .kind = DIGEST_CENTROID,
+                                            .parts = SEGMENT_ROWS / s.rows,
+                                            .values = values},
+                                   .layer = layer,
+                                   .rows = d->rows,
+                                   .n_rows = SEQS,
+                                   .page_cap = s.page_cap,
+                                   .estimate_cap = s.estimate_cap,
+                                   .pages = d->pages,
+                                   .share = d->share,
+                                   .n_pages = d->n_pages,
+                                   .estimates = d->estimates,
+                                   .n_estimates = d->n_estimates};
+    be->ops->resolve(be, &a);
+}
+
+static bool same_memory(const void *a, const void *b, size_t bytes)
+{
+    void *x = get(cpu.be, a, bytes), *y = get(gpu.be, b, bytes);
+    bool same = memcmp(x, y, bytes) == 0;
+    mem_free(x);
+    mem_free(y);
+    return same;
+}
+
+/* Lists up to their counts: what lies behind is nobody's. */
+static bool same_lists(const uint32_t *a, const uint32_t *b, uint32_t cap, const uint32_t *na,
+                       const uint32_t *nb)
+{
+    uint32_t *x = get(cpu.be, a, (size_t)n_at * cap * 4),
+             *y = get(gpu.be, b, (size_t)n_at * cap * 4);
+    uint32_t *nx = get(cpu.be, na, n_at * 4), *ny = get(gpu.be, nb, n_at * 4);
+    bool same = memcmp(nx, ny, n_at * 4) == 0;
+    for (uint32_t at = 0; same && at < n_at; at++)
+        same &= memcmp(x + (size_t)at * cap, y + (size_t)at * cap, nx[at] * 4) == 0;
+    mem_free(x);
+    mem_free(y);
+    mem_free(nx);
+    mem_free(ny);
+    return same;
+}
+
+static bool same_result(void)
+{
+    return same_lists(cpu.pages, gpu.pages, s.page_cap, cpu.n_pages, gpu.n_pages) &&
+           same_lists(cpu.estimates, gpu.estimates, s.estimate_cap, cpu.n_estimates,
+                      gpu.n_estimates);
+}
+
+static bool same_lane(const struct hot_set *a, const struct hot_set *b, uint32_t lane)
+{
+    size_t x = (size_t)lane * a->max_slots, y = (size_t)lane * b->max_slots, n = a->n_slots;
+    bool same = memcmp(a->slot_page + x, b->slot_page + y, n * 4) == 0;
+    same &= memcmp(a->slot_epoch + x, b->slot_epoch + y, n * 2) == 0;
+    same &= memcmp(a->slot_flags + x, b->slot_flags + y, n) == 0;
+    same &= memcmp(&a->stats[lane], &b->stats[lane], sizeof *a->stats) == 0;
+    for (uint32_t p = 0; p < n_pages_of; p++)
+        same &= *hot_entry(a, lane, p) == *hot_entry(b, lane, p);
+    return same;
+}
+
+static bool same_sets(void)
+{
+    bool same = true;
+    for (uint32_t q = 0; q < SEQS - 1; q++) {
+        struct hot_set *a = hot_set_snapshot(cpu.hot[q]), *b = hot_set_snapshot(gpu.hot[q]);
+        same &= a->n_slots == b->n_slots && a->epoch == b->epoch;
+        for (uint32_t lane = 0; same && lane < n_lanes; lane++)
+            same &= same_lane(a, b, lane);
+        mem_free(a);
+        mem_free(b);
+        hot_set_audit(gpu.hot[q]);
+    }
+    return same;
+}
+
+static void end_step(void)
+{
+    hot_sets_step(cpu.hot, SEQS - 1);
+    hot_sets_step(gpu.hot, SEQS - 1);
+}
+
+static void resize_one(void)
+{
+    uint32_t q = below(SEQS - 1), least = s.page_cap < s.slots ? s.page_cap : s.slots;
+    uint32_t n = least + below(most_slots - least + 1);
+    CHECK(hot_set_resize(cpu.hot[q], cpu.be, slot_blocks[q], n) == OK);
+    CHECK(hot_set_resize(gpu.hot[q], gpu.be, slot_blocks[q], n) == OK);
+}
+
+static void the_gpu_does_what_the_cpu_does(void)
+{
+    bool results = true, sets = true, bytes = true;
+    uint64_t hits = 0, misses = 0, light = 0;
+    for (uint32_t step = 0; step < s.steps && results && sets; step++) {
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            uint32_t n = step % 7 == 3 ? 1 + below(4) : 1 + below(s.page_cap);
+            for (uint32_t at = 0; at < n_at; at++)
+                make_plan(at, n, step);
+            bool values = below(8) != 0;
+            resolve(&cpu, layer, values);
+            resolve(&gpu, layer, values);
+            results &= same_result();
+        }
+        if (step % 5 == 0)
+            sets &= same_sets(); /* pages of this step are still in use */
+        end_step();
+        if (step % 3 == 2)
+            resize_one();
+        if (step % 16 == 15)
+            for (uint32_t q = 0; q < SEQS - 1; q++) {
+                hot_set_decay(cpu.hot[q]);
+                hot_set_decay(gpu.hot[q]);
+            }
+        sets &= same_sets();
+    }
+    bytes = same_memory(cpu.kv.hbm[LANE_SPARSE], gpu.kv.hbm[LANE_SPARSE], arena(hbm_blocks));
+    for (uint32_t q = 0; q < SEQS - 1; q++) {
+        struct hot_counts a = {0}, b = {0};
+        hot_set_collect(cpu.hot[q], &a);
+        hot_set_collect(gpu.hot[q], &b);
+        CHECK(gpu.be->ops->sync(gpu.be) == OK);
+        hot_set_collect(gpu.hot[q], &b);
+        results &= a.hits == b.hits && a.misses == b.misses && a.light_misses == b.light_misses;
+        hits += b.hits;
+        misses += b.misses;
+        light += b.light_misses;
+    }
+    ok(results, "%s: the same blocks and estimates, step by step", s.name);
+    ok(sets, "%s: the same tables, slots, ages and counts", s.name);
+    ok(bytes, "%s: every byte of HBM as on the CPU", s.name);
+    ok(hits > 0 && misses > 0 && (s.threshold == 0 || light > 0),
+       "%s: %llu hits, %llu misses, %llu of them light", s.name, (unsigned long long)hits,
+       (unsigned long long)misses, (unsigned long long)light);
+}
+
+static void epochs_may_wrap(void)
+{
+    bool same = true;
+    for (uint32_t step = 0; step < 34000; step++) {
+        if (step % 4001 == 7 || step % 32767 < 2)
+            for (uint32_t layer = 0; layer < LAYERS; layer++) {
+                for (uint32_t at = 0; at < n_at; at++)
+                    make_plan(at, 20, step);
+                resolve(&cpu, layer, true);
+                resolve(&gpu, layer, true);
+                same &= same_result();
+            }
+        end_step();
+        if (step % 64 == 0)
+            same &= gpu.be->ops->sync(gpu.be) == OK;
+        if (step % 4096 == 0)
+            same &= same_sets();
+    }
+    ok(same && same_sets(), "%s: 34,000 epochs, with a wrap and sweeps", s.name);
+}
+
+static void a_plan_larger_than_its_slots_fails(void)
+{
+    uint32_t few = 4, n_bad = 0;
+    CHECK(hot_set_resize(cpu.hot[0], cpu.be, slot_blocks[0], few) == OK);
+    CHECK(hot_set_resize(gpu.hot[0], gpu.be, slot_blocks[0], few) == OK);
+    for (uint32_t at = 0; at < n_at; at++)
+        make_plan(at, 20, at);
+    resolve(&cpu, 0, true);
+    resolve(&gpu, 0, true);
+    is_int(cpu.be->ops->sync(cpu.be), ERR_DEVICE, "more pages than slots: the CPU's step fails");
+    is_int(gpu.be->ops->sync(gpu.be), ERR_DEVICE, "and the GPU's");
+    ok(strstr(err_text(), "layer 0") != NULL, "it says where: %s", err_text());
+    is_int(gpu.be->ops->sync(gpu.be), OK, "the error is gone with that");
+    ok(same_result() && same_sets(), "nothing of such a lane is attended, and tables are the same");
+    uint32_t *n = get(gpu.be, gpu.n_pages, n_at * 4);
+    for (uint32_t h = 0; h < s.heads; h++)
+        n_bad += plan_n[h] > few && n[h] == 0;
+    ok(n_bad > 0, "%u lanes of the sequence have empty plans", n_bad);
+    mem_free(n);
+    end_step();
+}
+
+static void statistics_come_late(void)
+{
+    struct miss_curve a, b;
+    struct hot_counts n = {0};
+    hot_set_curve(gpu.hot[1], &b);
+    CHECK(gpu.be->ops->sync(gpu.be) == OK);
+    hot_set_curve(cpu.hot[1], &a);
+    hot_set_curve(gpu.hot[1], &b);
+    ok(b.n > 0 && a.n == b.n && memcmp(&a, &b, sizeof a) == 0, "a curve arrives with a sync");
+    hot_set_close(gpu.hot[1], gpu.be, gpu.pool);
+    CHECK(hot_set_open(&gpu.hot[1], gpu.be, gpu.pool, n_lanes, n_pages_of) == OK);
+    leaf_pool_collect(gpu.pool, &n);
+    ok(n.hits + n.misses > 0, "what was counted last is not lost when a hot set closes");
+}
+
+int main(void)
+{
+    static const struct shape shapes[] = {
+        {"small pages", 8, 8, 5, 5, 48, 48, 64, 0, 1, 60},
+        {"light misses", 8, 8, 5, 5, 48, 48, 64, 0.4f, 1, 60},
+        {"light misses, little room", 8, 8, 5, 5, 48, 48, 12, 0.9f, 2, 40},
+        {"8 KiB pages", 16, 128, 4, 10, 200, 60, 64, 0, 1, 20},
+        {"4 KiB pages", 8, 128, 3, 8, 150, 33, 64, 0, 3, 20},
+        {"odd pages of 5 KiB", 8, 160, 3, 4, 100, 40, 64, 0, 1, 10},
+        {"16 KiB pages", 32, 128, 2, 10, 100, 30, 64, 0, 1, 10},
+        {"long lists", 8, 8, 2, 80, 4000, 2600, 1024, 0, 1, 10},
+        {"long lists, light", 8, 8, 2, 80, 3000, 1900, 3000, 0.5f, 1, 10},
+        {"the most slots", 8, 8, 1, 200, 21844, 900, 64, 0, 1, 8},
+    };
+    if (spind_cuda_open(&gpu_be, 0) != OK)
+        tap_skip_all(err_text());
+    CHECK(cpu_backend_open(&cpu_be, &(struct cpu_options){.n_threads = 1}) == OK);
+    for (uint32_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        open_world(&shapes[i]);
+        the_gpu_does_what_the_cpu_does();
+        if (i == 0) {
+            epochs_may_wrap();
+            a_plan_larger_than_its_slots_fails();
+            statistics_come_late();
+        }
+        close_world();
+    }
+    cpu_be->ops->close(cpu_be);
+    gpu_be->ops->close(gpu_be);
+    return tap_done();
+}
