@@ -538,6 +538,9 @@ static void write_residence(const struct metrics *m, struct writer *w)
            {"sealed", r->segments_sealed}, {"found", r->segments_found});
     write_one(m, w, "counter", "spind_kv_blocks_written_behind_total",
               "Blocks copied to host memory before it was needed.", (double)r->written_behind);
+    write_one(m, w, "gauge", "spind_kv_dram_pinned_bytes",
+              "Bytes of the DRAM arena that may be used by now; pinned behind the start on a GPU.",
+              (double)r->dram_ready);
     write_one(m, w, "counter", "spind_hot_fetched_bytes_total", "Pages fetched from host memory.",
               (double)r->fetched_bytes);
     write_one(m, w, "gauge", "spind_hot_slots", "HBM blocks granted to hot sets.",

@@ -15,9 +15,11 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     IDLE_WAIT_US = 1000000,
+    GROWING_WAIT_US = 50000, /* while the second tier is being pinned */
     DEFAULT_EVENT_BYTES = 4 << 20,
     MIN_SUBMIT_BYTES = 4 << 20,
     MAX_FAILED_STEPS = 3, /* in a row: the device is gone, not one step */
@@ -51,6 +53,9 @@ struct engine {
     char failure[200]; /* of the last of them */
     bool quit;
     bool changed; /* the numbers of MSG_STEP moved outside a step */
+    bool dram_growing;
+    uint64_t dram_ready, dram_told,
+        dram_since; /* bytes at the last poll and in the log; when it began */
     bool has_thread;
     pthread_t thread;
     char backend_text[200];
@@ -62,8 +67,8 @@ struct engine {
  * then; --device cuda is refused where that shows. */
 static const char *beyond(const struct backend_ops *ops, const struct engine_config *c)
 {
-    return c->sparse.plugin != 0 && !backend_plans(ops)       ? "--sparse"
-           : c->kv_dram_bytes != 0 && ops->memory != NULL     ? "--kv-dram"
+    return c->sparse.plugin != 0 && !backend_plans(ops)                              ? "--sparse"
+           : c->kv_dram_bytes != 0 && ops->memory != NULL && ops->alloc_host == NULL ? "--kv-dram"
            : c->record_selection != NULL && ops->read == NULL ? "--record-selection"
                                                               : NULL;
 }
@@ -204,17 +209,17 @@ static status make_plan(struct engine *e, struct memory_plan *plan)
         return err(ERR_ARG, "--max-model-len %u: the model has %u positions", len,
                    sh->max_positions);
     bool own = e->be->ops->memory != NULL; /* memory; the weights are in it already */
-    /* The second tier is made by the backend's alloc, so it would be in the device's memory too. */
-    if (own && e->cfg.kv_dram_bytes != 0)
+    const struct memory_room room = {.bytes = own ? e->be->ops->memory(e->be) : memory_available(),
+                                     .share = own ? DEVICE_SHARE : MACHINE_SHARE,
+                                     .apart = own,
+                                     .host_bytes = own ? memory_available() : 0};
+    if (own && e->cfg.kv_dram_bytes != 0 && e->be->ops->alloc_host == NULL)
         return err(ERR_ARG,
-                   "--kv-dram: device %s has no second tier yet: leave it 0, or choose "
-                   "--device cpu",
+                   "--kv-dram: device %s has no second tier: leave it 0, or choose --device cpu",
                    e->be->ops->name);
     TRY(classify(e, &geo));
     TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
-    TRY(memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len,
-                         own ? e->be->ops->memory(e->be) : memory_available(),
-                         own ? DEVICE_SHARE : MACHINE_SHARE));
+    TRY(memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len, &room));
     return check_choice(e, plan);
 }
 
@@ -228,6 +233,8 @@ static status open_cache(struct engine *e, struct memory_plan *plan)
                            .prefix_caching = e->cfg.prefix_caching,
                            .secret = {e->cfg.seed, ~e->cfg.seed}};
     memcpy(kc.blocks, plan->blocks, sizeof kc.blocks);
+    e->dram_growing = plan->dram_bytes > 0 && e->be->ops->alloc_host != NULL;
+    e->dram_since = clock_us();
     return kv_create(&e->kv, e->be, &kc);
 }
 
@@ -330,24 +337,44 @@ static status warm_up(struct engine *e)
     return st;
 }
 
-/* Microseconds to copy a byte between the tiers: what predictions of transfer stand on. */
+static void *tier_alloc(struct backend *be, bool host, size_t bytes)
+{
+    struct host_progress p = {0};
+    if (!host || be->ops->alloc_host == NULL)
+        return be->ops->alloc(be, bytes);
+    void *to = be->ops->alloc_host(be, bytes);
+    while (to != NULL && !p.ended) { /* a few milliseconds, of a small piece */
+        be->ops->host_progress(be, to, &p);
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+    }
+    return to;
+}
+
+static void tier_free(struct backend *be, bool host, void *p, size_t bytes)
+{
+    if (p != NULL && host && be->ops->alloc_host != NULL)
+        be->ops->free_host(be, p, bytes);
+    else if (p != NULL)
+        be->ops->free(be, p, bytes);
+}
+
+/* Microseconds to copy a byte from the second tier to the first: what predictions of transfer stand on.
+ * Before the arenas are made: while they are, the bus is busy. */
 static double time_copies(struct engine *e)
 {
     enum { BYTES = 8 << 20 };
-    char *from = e->be->ops->alloc(e->be, BYTES), *to = e->be->ops->alloc(e->be, BYTES);
+    char *from = tier_alloc(e->be, true, BYTES), *to = tier_alloc(e->be, false, BYTES);
     double us = 0;
     if (from != NULL && to != NULL) {
-        e->be->ops->copy(e->be, to, from, BYTES); /* touches the pages */
+        e->be->ops->copy(e->be, from, to, BYTES); /* touches the pages */
         (void)e->be->ops->sync(e->be);
         uint64_t t0 = clock_us();
-        e->be->ops->copy(e->be, from, to, BYTES);
+        e->be->ops->copy(e->be, to, from, BYTES);
         (void)e->be->ops->sync(e->be);
         us = (double)(clock_us() - t0) / BYTES;
     }
-    if (from != NULL)
-        e->be->ops->free(e->be, from, BYTES);
-    if (to != NULL)
-        e->be->ops->free(e->be, to, BYTES);
+    tier_free(e->be, true, from, BYTES);
+    tier_free(e->be, false, to, BYTES);
     return us;
 }
 
@@ -383,6 +410,7 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
     TRY(size_steps(e));
     TRY(open_model(e));
     uint64_t t1 = clock_us();
+    double fetch_us = e->cfg.kv_dram_bytes > 0 ? time_copies(e) : 0;
     TRY(open_cache(e, &plan));
     TRY(open_attention(e, &plan));
     TRY(open_trace(e));
@@ -394,7 +422,7 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
                e->cfg.prefix_caching);
     e->sched.headroom = e->cfg.transfer_headroom;
     e->sched.loose = e->be->ops->loose;
-    e->sched.fetch_us = plan.blocks[LANE_SPARSE][KV_DRAM] > 0 ? time_copies(e) : 0;
+    e->sched.fetch_us = plan.blocks[LANE_SPARSE][KV_DRAM] > 0 ? fetch_us : 0;
     TRY(step_init(&e->step, e->be, e->model, e->kv, &e->sched, &e->report));
     fill_info(e, &plan);
     uint64_t t2 = clock_us();
@@ -630,7 +658,8 @@ static struct msg_residence residence_now(const struct engine *e, const struct k
                               .map_bytes = c->map_bytes_used,
                               .segments_sealed = e->sched.segments_sealed,
                               .segments_found = e->sched.segments_found,
-                              .planned_rows = e->step.planned_rows};
+                              .planned_rows = e->step.planned_rows,
+                              .dram_ready = c->dram_ready};
     r.unscored_selections = e->stats.residence.unscored_selections;
     /* Reading it takes a wait for the device: now and then, and whenever somebody came or went. */
     if (e->at != NULL && (e->changed || e->stats.steps % UNSCORED_EVERY == 0))
@@ -733,6 +762,30 @@ static void run_step(struct engine *e)
 #endif
 }
 
+/* A second tier that is made behind the start: takes what has come, and says so now and then. */
+static void watch_dram(struct engine *e)
+{
+    enum { TELL_PARTS = 8, IN_GIB = 1 << 30 };
+    struct kv_counts c;
+    if (!e->dram_growing)
+        return;
+    kv_poll(e->kv);
+    kv_counts(e->kv, &c);
+    e->changed |= c.dram_ready != e->dram_ready;
+    e->dram_ready = c.dram_ready;
+    e->dram_growing = !c.dram_ended;
+    double seconds = (double)(clock_us() - e->dram_since) / 1e6;
+    if (c.dram_why != NULL && c.dram_ended)
+        log_line(LOG_WARN, "DRAM tier: %s; going on with %.2f GiB", c.dram_why,
+                 (double)c.dram_ready / IN_GIB);
+    else if (c.dram_ended || c.dram_ready - e->dram_told >= c.dram_bytes / TELL_PARTS)
+        log_line(LOG_INFO, "DRAM tier: %.1f of %.1f GiB pinned after %.1f s",
+                 (double)c.dram_ready / IN_GIB, (double)c.dram_bytes / IN_GIB, seconds);
+    else
+        return;
+    e->dram_told = c.dram_ready;
+}
+
 static void *engine_thread(void *arg)
 {
     struct engine *e = arg;
@@ -740,13 +793,14 @@ static void *engine_thread(void *arg)
     tell_step(e);
     while (!e->quit && e->n_failed < MAX_FAILED_STEPS) {
         hear_all(e);
+        watch_dram(e);
         bool busy = sched_plan(&e->sched, clock_us(), tell_admitted, tell_refused, e);
         if (busy)
             run_step(e);
         else if (e->changed)
             tell_step(e);
         else if (!e->quit)
-            mailbox_wait_engine(e->mail, IDLE_WAIT_US);
+            mailbox_wait_engine(e->mail, e->dram_growing ? GROWING_WAIT_US : IDLE_WAIT_US);
     }
     if (e->n_failed >= MAX_FAILED_STEPS)
         report_failed(&e->report, e->failure);

@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of a device's memory, for arenas and digests: the rest is for a step. */
+static const double MOST_SHARE = 0.95;
+
 static uint64_t read_number(const char *path)
 {
     char text[64] = "";
@@ -215,18 +218,46 @@ static uint64_t longest_blocks(const struct memory_plan *p)
     return n;
 }
 
-static status check_bytes(const struct memory_plan *p, const struct wish *w, uint64_t available)
+/* Bytes of digests for each block that SPARSE lanes have. */
+static double digest_per_block(const struct memory_plan *p)
+{
+    double lanes = (double)p->record_lane_bytes * p->geo.n_lanes[LANE_SPARSE];
+    return lanes * p->geo.block_rows / SEGMENT_ROWS;
+}
+
+/* The largest first tier that leaves room for the digests of both and for what requests keep. */
+static double fitting_hbm(const struct memory_plan *p, double available)
+{
+    const size_t *bytes = p->geo.block_bytes;
+    double digest = digest_per_block(p), unit = (double)(bytes[LANE_SPARSE] + bytes[LANE_DENSE]);
+    unit = unit > 0 ? unit : (double)bytes[LANE_STREAM];
+    available -= digest * (p->blocks[LANE_SPARSE][KV_DRAM] + (double)SEGMENT_ROWS / 8);
+    available -= digest > 0 ? (double)ATTENTION_KEPT_BYTES : 0;
+    return available > 0 ? available / (unit + digest) * unit : 0;
+}
+
+static status check_bytes(const struct memory_plan *p, const struct wish *w,
+                          const struct memory_room *room)
 {
     /* Any request may name a plug-in that seals, whatever the server's own choice is, and with it an
      * interval. */
-    uint64_t all = p->hbm_bytes + p->dram_bytes + p->record_bytes;
+    uint64_t beside = p->record_bytes, all;
     if (p->record_bytes > 0)
-        all += ATTENTION_KEPT_BYTES;
-    if (available != 0 && all > available)
+        beside += ATTENTION_KEPT_BYTES;
+    all = p->hbm_bytes + beside + (room->apart ? 0 : p->dram_bytes);
+    if (room->bytes != 0 && all > room->bytes) {
+        double fits =
+            fitting_hbm(p, (double)room->bytes - (room->apart ? 0 : (double)p->dram_bytes));
         return err(ERR_MEMORY,
                    "the KV arenas and digests (%.1f GiB) are larger than the memory available "
-                   "(%.1f GiB): lower --kv-hbm or --kv-dram",
-                   gib(all), gib(available));
+                   "(%.1f GiB): lower --kv-hbm or --kv-dram; --kv-hbm %.0fM would fit",
+                   gib(all), gib(room->bytes), fits / 1048576);
+    }
+    if (room->apart && room->host_bytes != 0 && p->dram_bytes > room->host_bytes)
+        return err(ERR_MEMORY,
+                   "--kv-dram (%.1f GiB) is larger than the memory of the host that is available: "
+                   "lower it to %.0fM",
+                   gib(p->dram_bytes), (double)room->host_bytes / 1048576);
     for (int c = 0; c < LANE_CLASSES; c++)
         if (p->geo.block_bytes[c] > 0 && p->blocks[c][KV_HBM] == 0)
             return err(ERR_MEMORY, "--kv-hbm (%llu bytes) is smaller than one block (%llu bytes)",
@@ -277,16 +308,21 @@ static status check_length(struct memory_plan *p, const struct engine_config *cf
 
 status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         const struct kv_geometry *geo, size_t record_lane_bytes, uint32_t model_len,
-                        uint64_t available_bytes, double share)
+                        const struct memory_room *room)
 {
     uint64_t per_seq = ((uint64_t)model_len + geo->block_rows - 1) / geo->block_rows;
-    struct wish w = choose_bytes(cfg, geo, per_seq, available_bytes, share);
+    struct wish w = choose_bytes(cfg, geo, per_seq, room->bytes, room->share);
     *p = (struct memory_plan){
         .geo = *geo, .record_lane_bytes = record_lane_bytes, .spills = cfg->sparse.plugin != 0};
     divide(p, cfg, &w, per_seq);
+    if (cfg->kv_hbm_bytes == 0 && room->apart && room->bytes != 0) {
+        /* The digests of a large second tier are in the first one's memory. */
+        w.hbm = min_u64(w.hbm, (uint64_t)fitting_hbm(p, (double)room->bytes * MOST_SHARE));
+        divide(p, cfg, &w, per_seq);
+    }
     add_up(p);
     TRY(check_rings(p, cfg, per_seq));
-    TRY(check_bytes(p, &w, available_bytes));
+    TRY(check_bytes(p, &w, room));
     return check_length(p, cfg, model_len);
 }
 

@@ -24,13 +24,20 @@ struct memory_plan {
     uint64_t hbm_bytes, dram_bytes, record_bytes; /* of the arenas and records in all */
 };
 
+/* What the machine can give. */
+struct memory_room {
+    uint64_t bytes;      /* 0: unknown */
+    double share;        /* of bytes, for the first tier at most where nobody says how much */
+    bool apart;          /* the second tier is other memory: the host's, of a device */
+    uint64_t host_bytes; /* apart: of that; 0: unknown */
+};
+
 /* geo: with classes. model_len: the longest context asked for (the model's own or --max-model-len).
  * record_lane_bytes: of the largest digest that may be asked for; 0: none. ERR_MEMORY: not even one
- * block per class fits. available_bytes: what the machine can give (0: unknown);
- * share: of it, for the first tier at most where cfg does not say. */
+ * block per class fits, or more is asked for than there is; the text says what would fit. */
 status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         const struct kv_geometry *geo, size_t record_lane_bytes, uint32_t model_len,
-                        uint64_t available_bytes, double share);
+                        const struct memory_room *room);
 /* A line for each part: for the log at start and for `spind inspect`. */
 void memory_plan_tell(const struct memory_plan *p, void (*line)(void *arg, const char *text),
                       void *arg);

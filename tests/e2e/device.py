@@ -45,7 +45,7 @@ def what_it_cannot_do_is_refused():
     cuda = ["--device", "cuda", "--max-model-len", "512"]
     does_not_start([*cuda, "--sparse", "wave"], "plug-in wave cannot run on device cuda: only dense can")
     does_not_start([*cuda, "--kv-dram", "64M"],
-                   "--kv-dram: device cuda has no second tier yet: leave it 0, or choose --device cpu")
+                   "--kv-dram: device cuda has no second tier: leave it 0, or choose --device cpu")
     does_not_start([*cuda, "--kv-hbm", "80M"], "the KV arenas and digests (0.1 GiB) are larger than the memory available (0.1 GiB)")
     does_not_start(["--device", "cuda"], f"no CUDA backend: there is no {ABSENT}; 'make CUDA=1' builds it", ABSENT)
 

@@ -15,7 +15,8 @@ static status plan(struct memory_plan *p, uint32_t plugin, size_t record_lane, u
                                       .max_num_seqs = 4,
                                       .max_batched_tokens = 512,
                                       .sparse = sparse_choice_make(plugin, 0.05f)};
-    return memory_plan_make(p, &cfg, &geo, record_lane, LEN, available, 0.25);
+    return memory_plan_make(p, &cfg, &geo, record_lane, LEN,
+                            &(struct memory_room){.bytes = available, .share = 0.25});
 }
 
 /* A request may name a plug-in that the server did not choose. */
@@ -38,10 +39,47 @@ static void digests_count_whatever_the_servers_choice(const char *name)
        "%s: without digests the arenas alone count", name);
 }
 
+/* A device: its own memory, and the host's for the second tier. */
+static void a_device_has_memory_of_its_own(void)
+{
+    uint64_t block = geo.block_bytes[LANE_SPARSE], hbm = HBM_BLOCKS * block,
+             dram = DRAM_BLOCKS * block;
+    struct engine_config cfg = {.kv_hbm_bytes = hbm,
+                                .kv_dram_bytes = dram,
+                                .block_rows = geo.block_rows,
+                                .max_num_seqs = 4,
+                                .max_batched_tokens = 512,
+                                .sparse = sparse_choice_make(0, 0.05f)};
+    struct memory_room room = {.bytes = hbm, .share = 0.85, .apart = true, .host_bytes = dram};
+    struct memory_plan p;
+    double fits = 0;
+    ok(memory_plan_make(&p, &cfg, &geo, 0, LEN, &room) == OK, "each tier fits its own memory");
+    room.host_bytes--;
+    ok(memory_plan_make(&p, &cfg, &geo, 0, LEN, &room) == ERR_MEMORY &&
+           strstr(err_text(), "--kv-dram") != NULL,
+       "the host's is short by a byte: %s", err_text());
+    room = (struct memory_room){.bytes = hbm + ATTENTION_KEPT_BYTES, .apart = true};
+    status st = memory_plan_make(&p, &cfg, &geo, RECORD_LANE, LEN, &room);
+    const char *said = strstr(err_text(), "--kv-hbm ");
+    said = said != NULL ? strstr(said + 1, "--kv-hbm ") : NULL;
+    ok(st == ERR_MEMORY && said != NULL && sscanf(said, "--kv-hbm %lf", &fits) == 1 && fits > 0,
+       "digests are in the device's memory, and do not fit: %s", err_text());
+    cfg.kv_hbm_bytes = (uint64_t)(fits - 1) << 20;
+    is_int(memory_plan_make(&p, &cfg, &geo, RECORD_LANE, LEN, &room), OK, "what was said fits");
+    cfg.kv_hbm_bytes = 0;
+    cfg.max_num_seqs = 1000;
+    room.share = 1;
+    ok(memory_plan_make(&p, &cfg, &geo, RECORD_LANE, LEN, &room) == OK &&
+           p.hbm_bytes > (room.bytes - ATTENTION_KEPT_BYTES) / 2,
+       "and where nobody says how much, as much as fits is taken: %.1f of %.1f MiB",
+       (double)p.hbm_bytes / 1048576, (double)room.bytes / 1048576);
+}
+
 int main(void)
 {
     geo = kv_geometry_make(8, 30, 3, 64);
     digests_count_whatever_the_servers_choice("dense");
     digests_count_whatever_the_servers_choice("wave");
+    a_device_has_memory_of_its_own();
     return tap_done();
 }

@@ -7,6 +7,7 @@
 enum { LAYERS = 30, HEADS = 3, LANES = LAYERS * HEADS, ROWS = 16, SINKS = 64, RECENT = 256 };
 
 static struct lane_place lanes[LANES];
+static const struct memory_room room = {.share = 0.25}; /* not known how much there is */
 
 /* The last n_stream lanes are STREAM, the first n_dense DENSE. */
 static struct kv_geometry geometry(uint32_t n_dense, uint32_t n_stream)
@@ -38,9 +39,9 @@ static void memory_falls(void)
     struct memory_plan none, some, all;
     struct kv_geometry g0 = geometry(0, 0), g1 = geometry(0, 63), g2 = geometry(0, LANES);
     struct engine_config cfg = config(0, 8, 512);
-    CHECK(memory_plan_make(&none, &cfg, &g0, 0, 32768, 0, 0.25) == OK);
-    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, 0, 0.25) == OK);
-    CHECK(memory_plan_make(&all, &cfg, &g2, 0, 32768, 0, 0.25) == OK);
+    CHECK(memory_plan_make(&none, &cfg, &g0, 0, 32768, &room) == OK);
+    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, &room) == OK);
+    CHECK(memory_plan_make(&all, &cfg, &g2, 0, 32768, &room) == OK);
     double share = (double)some.hbm_bytes / (double)none.hbm_bytes;
     ok(share > 27.0 / 90 && share < 27.0 / 90 + 0.03,
        "63 of 90 lanes STREAM: 32k contexts take %.3f of the memory", share);
@@ -52,7 +53,7 @@ static void memory_falls(void)
            none.max_num_seqs == 8,
        "nothing is cut");
     cfg.kv_hbm_bytes = none.hbm_bytes;
-    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, 0, 0.25) == OK);
+    CHECK(memory_plan_make(&some, &cfg, &g1, 0, 32768, &room) == OK);
     ok(some.blocks[LANE_SPARSE][KV_HBM] > 3 * none.blocks[LANE_SPARSE][KV_HBM],
        "or the same memory holds %.1f times the tokens",
        (double)some.blocks[LANE_SPARSE][KV_HBM] / none.blocks[LANE_SPARSE][KV_HBM]);
@@ -70,7 +71,7 @@ static void there_are_rings_for_all_that_run(void)
                         struct engine_config cfg = config(hbm, seqs, step);
                         struct memory_plan p;
                         n++;
-                        if (memory_plan_make(&p, &cfg, &g, 0, 8192, 0, 0.25) != OK) {
+                        if (memory_plan_make(&p, &cfg, &g, 0, 8192, &room) != OK) {
                             refused++;
                             continue;
                         }
@@ -97,7 +98,7 @@ int main(void)
     log_set_level(LOG_ERROR);
     memory_falls();
     there_are_rings_for_all_that_run();
-    ok(memory_plan_make(&p, &cfg, &g, 0, 8192, 0, 0.25) == ERR_MEMORY &&
+    ok(memory_plan_make(&p, &cfg, &g, 0, 8192, &room) == ERR_MEMORY &&
            strstr(err_text(), "one sequence needs") != NULL,
        "no room for one ring is refused (%s)", err_text());
     return tap_done();
