@@ -119,6 +119,9 @@ struct linear_args {
     float norm_eps;
     enum linear_out mode;
     void *out; /* act; one output row per input row, in order, without gaps */
+    /* A result that only one later linear reads, of the same rows: then a backend may keep it in a form of
+     * its own. to_linear: so is out (SWIGLU); from_linear: so is in (no norm, no list of rows). */
+    bool to_linear, from_linear;
 };
 
 /* What the architecture does to q, k and v: adds a bias, normalises every head of q and of k, each where

@@ -70,9 +70,14 @@ static void feed_forward(struct model *m, const struct model_layer *l, void *x, 
                                    .norm_gain = l->ffn_norm,
                                    .norm_eps = m->info.shape.norm_eps,
                                    .mode = LINEAR_SWIGLU,
-                                   .out = m->ff};
-    const struct linear_args down = {
-        .w = l->down, .in = m->ff, .n_rows = n_rows, .mode = LINEAR_ADD, .out = x};
+                                   .out = m->ff,
+                                   .to_linear = true};
+    const struct linear_args down = {.w = l->down,
+                                     .in = m->ff,
+                                     .n_rows = n_rows,
+                                     .mode = LINEAR_ADD,
+                                     .out = x,
+                                     .from_linear = true};
     linear(m, &up);
     linear(m, &down);
 }

@@ -5,6 +5,7 @@
  * for. The first set and the list of few queries are one launch. All of a call's parameters but the
  * addresses of its buffers stay what they are from step to step, until a bucket grows. */
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/prefill.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -202,6 +203,9 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
     c.lse = a->lse;
     memcpy(&next, &c, sizeof next);
     run_many(b, &l, &next);
+    for (uint32_t i = 0; i < a->n_seqs; i++)
+        if (cuda_prefill_takes(b, a, &a->seqs[i]))
+            cuda_prefill(b, a, &a->seqs[i]);
     for (uint32_t i = 0; i < a->n_plans && has_sparse(&c); i++) {
         if (a->plans[i].n_rows == 0)
             continue;

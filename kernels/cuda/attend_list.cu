@@ -10,6 +10,7 @@
  * of a step builds it, the others find it. Lists are as long as a bucket has it, so that the kernels over
  * them are launched alike in the next step. */
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/prefill.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -173,8 +174,10 @@ bool add_seqs(struct plan *p)
         used[p->classes[h]] = true;
     for (uint32_t i = 0; i < p->a->n_seqs; i++) {
         const struct batch_seq *q = &p->a->seqs[i];
+        const bool elsewhere = q->n_rows > 0 && cuda_prefill_takes(p->b, p->a, q);
         for (uint32_t class_ = 0; q->n_rows > 0 && class_ < LANE_CLASSES; class_++)
-            if (used[class_] && !(class_ == LANE_SPARSE && q->planned) && !add_class(p, q, class_))
+            if (used[class_] && !(class_ == LANE_SPARSE && q->planned) &&
+                !(class_ != LANE_STREAM && elsewhere) && !add_class(p, q, class_))
                 return false;
     }
     return true;

@@ -158,6 +158,7 @@ static void cuda_close(struct backend *be)
     if (b->stream != NULL)
         (void)cudaStreamSynchronize(b->stream); /* what is still queued never runs */
     cuda_sample_close(b);
+    cuda_prefill_close(b);
     cuda_attend_close(b);
     cuda_linear_close(b);
     cuda_resolve_close(b);
@@ -268,6 +269,7 @@ static status open_parts(struct cuda_backend *b)
     TRY(cuda_tier_open(b));
     TRY(cuda_hot_open(b));
     TRY(cuda_resolve_open(b));
+    TRY(cuda_prefill_open(b));
     return cuda_sample_open(b);
 }
 

@@ -30,6 +30,7 @@ struct cuda_backend {
     struct cuda_tier *tier;         /* tier.cu */
     struct cuda_hot *hot;           /* hot.cu */
     struct cuda_resolver *resolver; /* resolve.cu */
+    struct cuda_prefill *prefill;   /* prefill.cu */
 };
 
 /* ---- backend.cu ---- */
@@ -116,9 +117,11 @@ size_t cuda_weight_bytes(const struct weight *w);
 void cuda_embed(struct backend *be, const struct embed_args *a);
 void cuda_linear(struct backend *be, const struct linear_args *a);
 
-/* append.cu, attend.cu, known.cu */
+/* append.cu, attend.cu, prefill.cu, known.cu */
 status cuda_attend_open(struct cuda_backend *b);
 void cuda_attend_close(struct cuda_backend *b);
+status cuda_prefill_open(struct cuda_backend *b);
+void cuda_prefill_close(struct cuda_backend *b);
 void cuda_append(struct backend *be, const struct append_args *a);
 void cuda_attend(struct backend *be, const struct attend_args *a);
 size_t cuda_known_bytes(const struct kv_geometry *geo, uint32_t heads);

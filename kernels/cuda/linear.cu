@@ -1,10 +1,9 @@
-/* `linear`: which way to multiply, and the wide way, through cuBLAS.
+/* `linear`: which way to multiply, and the wide way, through cuBLASLt.
  *
  * Up to SKINNY_ROWS rows go to our own kernel (skinny.cu), where a row's bits depend on nothing but
  * the row and the weight. More rows are gathered, normalised and rounded to bf16 into scratch, then
- * multiplied by cuBLAS with float sums. Every step of ours there treats rows one by one too, but cuBLAS
- * chooses its tiles and its order of sums by the number of rows of the call: the same row may differ in
- * its last bits between calls of different size, and between the two ways. Equal calls give equal bits. */
+ * multiplied with float sums (gemm.cu). Gate and up are rounded to bf16 on their way to SWIGLU; its result, where
+ * a linear is all that reads it, is bf16 as well and needs no preparation there. */
 #include "kernels/cuda/linear.h"
 
 #include <algorithm>
@@ -12,9 +11,10 @@
 
 enum {
     PREPARE_THREADS = 256,
-    WIDE_BYTES = 256 << 20, /* gate and up of so many bytes at a time: 2,340 rows of Llama-3.1-8B */
-    WORKSPACE_BYTES =
-        64 << 20, /* cuBLAS asks for 32 MiB on Hopper; its own could not be captured */
+    SCRATCH_BYTES = 256 << 20,  /* gate and up of 4096 rows of Llama-3.1-8B */
+    MAX_ROWS = 32768,           /* rows are a grid's y in swiglu_kernel */
+    HALF_ROWS = 64,             /* up to here there may be another way than the wide one */
+    WORKSPACE_BYTES = 64 << 20, /* cuBLASLt's; 32 MiB are said to be enough for it on Hopper */
 };
 
 status cuda_linear_open(struct cuda_backend *b)
@@ -23,9 +23,9 @@ status cuda_linear_open(struct cuda_backend *b)
     b->linear = l;
     if (!cuda_reserve(b, &l->workspace, &l->workspace_bytes, WORKSPACE_BYTES))
         return err(b->error, "%s", b->text);
-    cublasStatus_t st = cublasSetWorkspace(b->blas, l->workspace, l->workspace_bytes);
+    cublasStatus_t st = cublasLtCreate(&l->lt);
     if (st != CUBLAS_STATUS_SUCCESS)
-        return err(ERR_DEVICE, "cuda: cuBLAS: workspace: %s", cublasGetStatusName(st));
+        return err(ERR_DEVICE, "cuda: cuBLASLt does not start: %s", cublasLtGetStatusString(st));
     return cuda_skinny_open(b);
 }
 
@@ -37,6 +37,9 @@ void cuda_linear_close(struct cuda_backend *b)
     cudaFree(b->linear->x);
     cudaFree(b->linear->wide);
     cudaFree(b->linear->workspace);
+    if (b->linear->lt != NULL)
+        cublasLtDestroy(b->linear->lt);
+    mem_free(b->linear->gemms);
     mem_free(b->linear);
     b->linear = NULL;
 }
@@ -56,106 +59,218 @@ __device__ static float block_sum(float v)
     return v;
 }
 
+__device__ static inline void wait_for_inputs(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ static inline uint32_t pack_pair(float a, float b)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+    return *(const uint32_t *)&v;
+}
+
+__device__ static inline float2 unpack_pair(uint32_t v)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)&v);
+}
+
 /* A block per row: gather, RMSNorm (gain not NULL), round to bf16, zeros up to the pitch. Bound by
  * HBM: reads 4 bytes per number (the second pass comes from L1), writes 2. Op: linear. */
-__global__ static void prepare_kernel(const float *in, const uint32_t *rows, uint32_t first,
-                                      const float *gain, float eps, uint32_t cols, uint32_t pitch,
-                                      __nv_bfloat16 *out)
+__global__ static void __launch_bounds__(PREPARE_THREADS)
+    prepare_kernel(const float *in, const uint32_t *rows, uint32_t first, const float *gain,
+                   float eps, uint32_t cols, uint32_t pitch, __nv_bfloat16 *out)
 {
-    uint32_t i = first + blockIdx.x;
+    wait_for_inputs();
+    uint32_t i = first + blockIdx.x, whole = cols % 4 == 0 ? cols : 0; /* in float4s */
     const float *x = in + (size_t)(rows != NULL ? rows[i] : i) * cols;
     __nv_bfloat16 *to = out + (size_t)blockIdx.x * pitch;
     float scale = 1;
     if (gain != NULL) {
         float squares = 0;
-        for (uint32_t k = threadIdx.x; k < cols; k += PREPARE_THREADS)
+        for (uint32_t k = threadIdx.x * 4; k < whole; k += PREPARE_THREADS * 4) {
+            float4 v = *(const float4 *)(x + k);
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        }
+        for (uint32_t k = whole + threadIdx.x; k < cols; k += PREPARE_THREADS)
             squares += x[k] * x[k];
         scale = rsqrtf(block_sum(squares) / (float)cols + eps);
     }
-    for (uint32_t k = threadIdx.x; k < pitch; k += PREPARE_THREADS)
+    for (uint32_t k = threadIdx.x * 4; k < whole; k += PREPARE_THREADS * 4) {
+        float4 v = *(const float4 *)(x + k), g = make_float4(1, 1, 1, 1);
+        if (gain != NULL)
+            g = *(const float4 *)(gain + k);
+        *(uint2 *)(to + k) = make_uint2(pack_pair(v.x * scale * g.x, v.y * scale * g.y),
+                                        pack_pair(v.z * scale * g.z, v.w * scale * g.w));
+    }
+    for (uint32_t k = whole + threadIdx.x; k < pitch; k += PREPARE_THREADS)
         to[k] = __float2bfloat16(k >= cols ? 0 : gain != NULL ? x[k] * scale * gain[k] : x[k]);
 }
 
-/* out = silu(gate) * up, rows of [gate | up]. Bound by HBM: 12 bytes per result. Op: linear. */
-__global__ static void swiglu_kernel(const float *wide, uint32_t half, float *out)
+/* out = silu(gate) * up of rows [gate | up], as float or as bf16; a thread has WIDTH columns. Bound by HBM: 4
+ * bytes in and 4 or 2 out per result. Op: linear. */
+template <int WIDTH>
+__global__ static void __launch_bounds__(PREPARE_THREADS)
+    swiglu_kernel(const __nv_bfloat16 *wide, uint32_t half, float *out, __nv_bfloat16 *half_out)
 {
-    uint32_t k = blockIdx.x * blockDim.x + threadIdx.x;
+    wait_for_inputs();
+    uint32_t k = (blockIdx.x * PREPARE_THREADS + threadIdx.x) * WIDTH;
     if (k >= half)
         return;
-    const float *row = wide + (size_t)blockIdx.y * 2 * half;
-    float g = row[k];
-    out[(size_t)blockIdx.y * half + k] = g / (1 + expf(-g)) * row[half + k];
+    const __nv_bfloat16 *row = wide + (size_t)blockIdx.y * 2 * half;
+    size_t at = (size_t)blockIdx.y * half + k;
+    if (WIDTH == 1) {
+        float g = __bfloat162float(row[k]),
+              v = g / (1 + expf(-g)) * __bfloat162float(row[half + k]);
+        if (half_out != NULL)
+            half_out[at] = __float2bfloat16(v);
+        else
+            out[at] = v;
+        return;
+    }
+    uint4 gates = *(const uint4 *)(row + k), ups = *(const uint4 *)(row + half + k);
+    const uint32_t gate[4] = {gates.x, gates.y, gates.z, gates.w};
+    const uint32_t up[4] = {ups.x, ups.y, ups.z, ups.w};
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 g = unpack_pair(gate[i]), u = unpack_pair(up[i]);
+        v[2 * i] = g.x / (1 + expf(-g.x)) * u.x;
+        v[2 * i + 1] = g.y / (1 + expf(-g.y)) * u.y;
+    }
+    if (half_out != NULL) {
+        *(uint4 *)(half_out + at) = make_uint4(pack_pair(v[0], v[1]), pack_pair(v[2], v[3]),
+                                               pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
+    } else {
+        *(float4 *)(out + at) = make_float4(v[0], v[1], v[2], v[3]);
+        *(float4 *)(out + at + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    }
 }
 
-/* The wide way as a command: rows [first, first + n) of a call. */
+/* The wide way as a command: rows [first, first + n) of a call, n being the product's. */
 struct wide_call {
-    const __nv_bfloat16 *w;
-    const float *in, *gain;
-    const uint32_t *rows; /* NULL: 0 and on */
-    float *out, *wide;    /* wide: gate and up of SWIGLU, else NULL */
-    __nv_bfloat16 *x;
+    struct gemm_call gemm;
+    const float *in; /* NULL: gemm.x is there already */
+    const float *gain;
+    const uint32_t *rows;    /* NULL: 0 and on */
+    float *out;              /* of SWIGLU, or ... */
+    __nv_bfloat16 *half_out; /* ... this */
     float eps;
-    uint32_t first, n, w_rows, cols, pitch, add;
+    uint32_t first, cols;
+    bool pair;
 };
 
-/* out[n][rows] = x[n][cols] W^T, plus out itself with ADD. cuBLAS thinks in columns: out^T = W x^T. */
-static void multiply(struct cuda_backend *b, const struct wide_call *c, float *out)
+/* A kernel of ours may be launched before the one before it ends. */
+static cudaLaunchConfig_t launch_config(struct cuda_backend *b, dim3 grid,
+                                        cudaLaunchAttribute *attr)
 {
-    float one = 1, beta = c->add ? 1.0f : 0.0f;
-    cublasStatus_t st = cublasGemmEx(b->blas, CUBLAS_OP_T, CUBLAS_OP_N, (int)c->w_rows, (int)c->n,
-                                     (int)c->pitch, &one, c->w, CUDA_R_16BF, (int)c->pitch, c->x,
-                                     CUDA_R_16BF, (int)c->pitch, &beta, out, CUDA_R_32F,
-                                     (int)c->w_rows, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    if (st != CUBLAS_STATUS_SUCCESS)
-        (void)cuda_ok(b, cudaErrorUnknown, cublasGetStatusName(st));
+    attr->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attr->val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = grid;
+    c.blockDim = dim3(PREPARE_THREADS);
+    c.stream = b->stream;
+    c.attrs = attr;
+    c.numAttrs = b->overlaps;
+    return c;
 }
 
 static void run_wide(struct cuda_backend *b, const void *params)
 {
     const struct wide_call *c = (const struct wide_call *)params;
-    prepare_kernel<<<c->n, PREPARE_THREADS, 0, b->stream>>>(c->in, c->rows, c->first, c->gain,
-                                                            c->eps, c->cols, c->pitch, c->x);
-    (void)cuda_launched(b, "linear: prepare");
-    multiply(b, c, c->wide != NULL ? c->wide : c->out);
-    if (c->wide == NULL)
+    const struct gemm_call *g = &c->gemm;
+    cudaLaunchAttribute attr;
+    if (c->in != NULL) {
+        cudaLaunchConfig_t how = launch_config(b, dim3(g->shape.n), &attr);
+        (void)cuda_ok(b,
+                      cudaLaunchKernelEx(&how, prepare_kernel, c->in, c->rows, c->first, c->gain,
+                                         c->eps, c->cols, g->shape.pitch, (__nv_bfloat16 *)g->x),
+                      "linear: prepare");
+    }
+    if (!cuda_gemm_run(b, g))
+        (void)cuda_ok(b, cudaErrorUnknown, "linear: cuBLASLt");
+    if (!c->pair)
         return;
-    uint32_t half = c->w_rows / 2;
-    swiglu_kernel<<<dim3((half + 255) / 256, c->n), 256, 0, b->stream>>>(c->wide, half, c->out);
-    (void)cuda_launched(b, "linear: swiglu");
+    uint32_t half = g->shape.w_rows / 2, width = half % 8 == 0 ? 8 : 1;
+    uint32_t columns = width * PREPARE_THREADS;
+    cudaLaunchConfig_t how =
+        launch_config(b, dim3((half + columns - 1) / columns, g->shape.n), &attr);
+    (void)cuda_ok(b,
+                  cudaLaunchKernelEx(&how, width == 8 ? swiglu_kernel<8> : swiglu_kernel<1>,
+                                     (const __nv_bfloat16 *)g->out, half, c->out, c->half_out),
+                  "linear: swiglu");
+}
+
+/* Rows at a time, so that scratch stays small: many, for cuBLAS to be fast, and whole tiles of them. */
+static uint32_t rows_at_a_time(const struct linear_args *a)
+{
+    size_t row = a->mode == LINEAR_SWIGLU ? a->w->rows : 0;
+    row = std::max(row, (size_t)a->w->pitch) * sizeof(__nv_bfloat16);
+    size_t most = std::min(std::max(SCRATCH_BYTES / row, (size_t)1), (size_t)MAX_ROWS);
+    return (uint32_t)(most > 1024 ? most / 1024 * 1024 : most);
+}
+
+/* Whether the numbers between two linears are bf16: only where both take the wide way. */
+static bool is_half(uint32_t n_rows, uint32_t cols)
+{
+    return n_rows > HALF_ROWS && cols % WEIGHT_PAD == 0;
+}
+
+static bool queue_piece(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
+                        uint32_t at, uint32_t n)
+{
+    const struct weight *w = a->w;
+    struct cuda_linear *l = b->linear;
+    bool pair = a->mode == LINEAR_SWIGLU;
+    uint32_t out_cols = pair ? w->rows / 2 : w->rows;
+    struct wide_call c;
+    memset(&c, 0, sizeof c);
+    struct gemm_call *g = &c.gemm;
+    g->shape.w_rows = w->rows;
+    g->shape.pitch = w->pitch;
+    g->shape.n = n;
+    g->shape.add = a->mode == LINEAR_ADD;
+    g->shape.half = pair;
+    g->w = w->values;
+    if (a->from_linear && is_half(a->n_rows, w->cols)) {
+        g->x = (const __nv_bfloat16 *)a->in + (size_t)at * w->cols;
+    } else {
+        g->x = (const __nv_bfloat16 *)l->x;
+        c.in = (const float *)a->in;
+    }
+    c.out = (float *)a->out + (size_t)at * out_cols;
+    if (a->to_linear && is_half(a->n_rows, out_cols))
+        c.half_out = (__nv_bfloat16 *)a->out + (size_t)at * out_cols;
+    g->out = pair ? l->wide : c.out;
+    g->shape.align = (uintptr_t)g->out % 16 == 0 ? 16 : 4;
+    c.gain = (const float *)a->norm_gain;
+    c.rows = rows;
+    c.eps = a->norm_eps;
+    c.first = at;
+    c.cols = w->cols;
+    c.pair = pair;
+    if (!cuda_gemm_prepare(b, g))
+        return false;
+    cuda_do(b, run_wide, &c, sizeof c);
+    return true;
 }
 
 void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows)
 {
     const struct weight *w = a->w;
     struct cuda_linear *l = b->linear;
-    bool pair = a->mode == LINEAR_SWIGLU;
-    size_t wide_row = (size_t)w->rows * sizeof(float), x_row = w->pitch * sizeof(__nv_bfloat16);
-    uint32_t out_cols = pair ? w->rows / 2 : w->rows;
-    uint32_t step = std::min(a->n_rows, 65535u); /* rows are a grid's y in swiglu_kernel */
-    if (pair)
-        step = std::min(step, (uint32_t)std::max((size_t)1, WIDE_BYTES / wide_row));
-    if (!cuda_reserve(b, &l->x, &l->x_bytes, cuda_bucket(step) * x_row) ||
-        (pair && !cuda_reserve(b, &l->wide, &l->wide_bytes, cuda_bucket(step) * wide_row)))
+    uint32_t step = std::min(a->n_rows, rows_at_a_time(a)), room = (uint32_t)cuda_bucket(step);
+    CHECK(!a->from_linear || (a->rows == NULL && a->norm_gain == NULL));
+    CHECK(!a->to_linear || a->mode == LINEAR_SWIGLU);
+    if (!cuda_reserve(b, &l->x, &l->x_bytes, (size_t)room * w->pitch * sizeof(__nv_bfloat16)) ||
+        (a->mode == LINEAR_SWIGLU && !cuda_reserve(b, &l->wide, &l->wide_bytes,
+                                                   (size_t)room * w->rows * sizeof(__nv_bfloat16))))
         return;
-    for (uint32_t at = 0; at < a->n_rows; at += step) {
-        struct wide_call c;
-        memset(&c, 0, sizeof c);
-        c.w = w->values;
-        c.in = (const float *)a->in;
-        c.gain = (const float *)a->norm_gain;
-        c.rows = rows;
-        c.out = (float *)a->out + (size_t)at * out_cols;
-        c.wide = pair ? (float *)l->wide : NULL;
-        c.x = (__nv_bfloat16 *)l->x;
-        c.eps = a->norm_eps;
-        c.first = at;
-        c.n = std::min(step, a->n_rows - at);
-        c.w_rows = w->rows;
-        c.cols = w->cols;
-        c.pitch = w->pitch;
-        c.add = a->mode == LINEAR_ADD;
-        cuda_do(b, run_wide, &c, sizeof c);
-    }
+    for (uint32_t at = 0; at < a->n_rows; at += step)
+        if (!queue_piece(b, a, rows, at, std::min(step, a->n_rows - at)))
+            return;
 }
 
 /* True if the list says nothing: then it need not be staged, nor read. */

@@ -8,6 +8,8 @@
 
 #include "kernels/cuda/cuda.h"
 
+#include <cublasLt.h>
+
 enum { WEIGHT_PAD = 32, SKINNY_ROWS = 8 };
 
 struct weight {
@@ -28,7 +30,10 @@ struct skinny_plan {
 
 /* linear.cu */
 struct cuda_linear {
-    void *x, *wide;  /* scratch: bf16 [rows][pitch]; float [rows][gate and up] */
+    void *x, *wide; /* scratch, bf16: [rows][pitch]; [rows][gate and up] */
+    cublasLtHandle_t lt;
+    struct gemm_entry *gemms; /* gemm.cu: what was chosen */
+    uint32_t n_gemms;
     void *workspace; /* cuBLAS's */
     size_t x_bytes, wide_bytes, workspace_bytes;
     void *pinned[2];         /* weight.cu: UPLOAD_BYTES each, allocated at the first upload */
@@ -37,8 +42,25 @@ struct cuda_linear {
      * device has no clusters (before sm_90), nor launches that overlap */
     uint32_t clusters[4];
 };
-/* Any number of rows, through cuBLAS. rows: a->rows on the device, or NULL where they are 0 and on. */
+/* Any number of rows, through cuBLASLt. rows: a->rows on the device, or NULL where they are 0 and on. */
 void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows);
+
+/* gemm.cu: out[n][w_rows] = x[n][pitch] W^T, plus out itself with add. */
+struct gemm_shape {
+    uint32_t w_rows, pitch, n, align; /* align: bytes of which out's address is a multiple */
+    bool add, half;                   /* half: out is bf16, else float */
+};
+struct gemm_call {
+    struct gemm_shape shape;
+    cublasLtMatmulAlgo_t algo;
+    const __nv_bfloat16 *w, *x;
+    void *out;
+};
+/* Fills in algo; the rest is valid, and x may hold anything. For the host part of an operation: may run
+ * and wait. false after an error. */
+bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c);
+/* For a command. */
+bool cuda_gemm_run(struct cuda_backend *b, const struct gemm_call *c);
 
 /* weight.cu */
 void cuda_upload_close(struct cuda_backend *b);

@@ -40,6 +40,7 @@ struct cuda_step {
     uint32_t n_slots, n_staged; /* slots: a power of two */
     struct cuda_lane *lanes;    /* of `geo`, device memory */
     const struct kv_geometry *geo;
+    struct kv_geometry seen; /* *geo: another may come to lie at the same address */
 };
 
 /* ---- staging ---- */
@@ -199,7 +200,7 @@ const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geome
 {
     struct cuda_step *s = b->step;
     size_t n = (size_t)g->layers * g->kv_heads;
-    if (s->geo == g)
+    if (s->geo == g && memcmp(&s->seen, g, sizeof *g) == 0)
         return s->lanes;
     struct cuda_lane *list = (struct cuda_lane *)mem_alloc(n * sizeof *list);
     for (size_t i = 0; i < n; i++) {
@@ -217,8 +218,10 @@ const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geome
         good && cuda_ok(b, cudaMalloc((void **)&s->lanes, n * sizeof *list), "lanes") &&
         cuda_ok(b, cudaMemcpy(s->lanes, list, n * sizeof *list, cudaMemcpyHostToDevice), "lanes");
     mem_free(list);
-    if (good)
+    if (good) {
         s->geo = g;
+        s->seen = *g;
+    }
     return good ? s->lanes : NULL;
 }
 

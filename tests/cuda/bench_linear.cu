@@ -4,7 +4,8 @@
  * that cuda_skinny_plan chooses and, with an argument, by the best of all plans and by cuBLAS with what it
  * needs around it (gather, norm, rounding, SwiGLU), with the weights' bytes per second as a share of what a
  * copy reaches on an H200. Calls follow each other in a graph, each on a copy of the weights of its own, of
- * more than twice the L2 cache in all. Usage: bench_linear [best | all: print every plan, too] */
+ * more than twice the L2 cache in all. Then the wide way, 16 to 8192 rows of the larger model, as a share of the
+ * memory's or of a large product's speed. Usage: bench_linear [best | all: print every plan, too] */
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda_api.h"
 #include "tests/cuda/kbench.h"
@@ -86,40 +87,32 @@ static std::vector<struct weight> copies(const struct shape *s)
     return all;
 }
 
-/* Microseconds per call; plan NULL: cuBLAS. */
+/* Microseconds per call; plan NULL: cuBLASLt. */
 static double time_calls(const std::vector<struct weight> &w, struct linear_args a,
                          const struct skinny_plan *plan)
 {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
     cudaEvent_t begin, end;
-    for (int pass = 0; pass < 2; pass++) { /* the first makes room in scratch */
-        if (pass == 1)
-            must(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeGlobal) == cudaSuccess,
-                 "capture");
-        for (size_t i = 0; i < (pass == 0 ? 1 : w.size()); i++) {
-            a.w = &w[i];
+    must(cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess, "events");
+    std::vector<float> ms(REPEATS);
+    for (int i = -3; i < REPEATS; i++) { /* a step that comes a third time is a graph */
+        cudaEventRecord(begin, b->stream);
+        for (size_t k = 0; k < w.size(); k++) {
+            a.w = &w[k];
             if (plan != NULL)
                 cuda_skinny_run(b, &a, NULL, *plan);
             else
                 cuda_linear_wide(b, &a, NULL);
         }
-    }
-    must(cudaStreamEndCapture(b->stream, &graph) == cudaSuccess, "capture");
-    must(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess, "instantiate");
-    must(cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess, "events");
-    std::vector<float> ms(REPEATS);
-    for (int i = -1; i < REPEATS; i++) {
-        cudaEventRecord(begin, b->stream);
-        must(cudaGraphLaunch(exec, b->stream) == cudaSuccess, "launch");
+        cuda_flush(b);
         cudaEventRecord(end, b->stream);
         must(cudaEventSynchronize(end) == cudaSuccess, "run");
+        cuda_step_end(b);
         if (i >= 0)
             cudaEventElapsedTime(&ms[(size_t)i], begin, end);
     }
     std::sort(ms.begin(), ms.end());
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
     return ms[REPEATS / 2] * 1e3 / (double)w.size();
 }
 
@@ -190,6 +183,38 @@ static void measure(const struct shape *s, int more)
     cudaFree(out);
 }
 
+/* Batches and chunks: what cuBLASLt does with everything around it. */
+static void measure_wide(const struct shape *s)
+{
+    uint32_t most = s->rows > 65536 ? 64 : 8192;
+    std::vector<struct weight> w = copies(s);
+    float *in = floats((size_t)most * s->cols), *gain = floats(s->cols);
+    float *out = floats((size_t)most * s->rows);
+    char name[32];
+    for (uint32_t n = 16; n <= most; n *= n < 64 || n == 4096 ? 2 : 4) {
+        struct linear_args a = {};
+        a.w = &w[0];
+        a.in = in;
+        a.n_rows = n;
+        a.norm_gain = s->norm ? gain : NULL;
+        a.norm_eps = 1e-5f;
+        a.mode = s->mode;
+        a.out = out;
+        a.to_linear = s->mode == LINEAR_SWIGLU;
+        a.from_linear = strstr(s->name, "down") != NULL;
+        double us = time_calls(w, a, NULL);
+        snprintf(name, sizeof name, "%s/n%u", s->name, n);
+        if (n <= 64)
+            kbench_bytes("linear", name, us, (double)s->rows * s->cols * 2, KBENCH_HBM_GBS);
+        else
+            kbench_flops("linear", name, us, 2.0 * n * s->rows * s->cols, KBENCH_GEMM_TFLOPS);
+    }
+    cudaFree(w[0].values);
+    cudaFree(in);
+    cudaFree(gain);
+    cudaFree(out);
+}
+
 int main(int argc, char **argv)
 {
     struct cuda_options o = {};
@@ -202,6 +227,9 @@ int main(int argc, char **argv)
     printf("%s\n", be->ops->describe(be));
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         measure(&shapes[i], argc < 2 ? 0 : strcmp(argv[1], "all") == 0 ? 2 : 1);
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        if (strncmp(shapes[i].name, "8B", 2) == 0)
+            measure_wide(&shapes[i]);
     be->ops->close(be);
     return 0;
 }

@@ -439,6 +439,33 @@ static void the_same_call_gives_the_same_bits(uint32_t n)
     forget(&m);
 }
 
+/* Beyond 64 rows no sum is split, whatever kernel was measured to be the fastest. */
+static void a_row_does_not_depend_on_how_many_come_along(uint32_t rows, uint32_t cols,
+                                                         enum linear_out mode)
+{
+    static const uint32_t ns[] = {65, 100, 129, 300, 1000, 1025, 2500, 5000};
+    enum { MOST = 5000 };
+    struct matrix m = mode == LINEAR_SWIGLU ? gate_up(DTYPE_Q8_0, rows / 2, cols)
+                                            : one_part(DTYPE_Q8_0, rows, cols);
+    uint32_t width = out_cols(&m, mode);
+    float *in = random_floats((size_t)MOST * cols), *base = random_floats((size_t)MOST * width);
+    struct call c = {.n_in = MOST, .in = in, .base = base, .mode = mode, .n = ns[0]};
+    float *first = run_gpu(&m, &c);
+    uint32_t same = 0;
+    for (size_t i = 0; i < ARRAY_LEN(ns); i++) {
+        c.n = ns[i];
+        float *out = run_gpu(&m, &c);
+        same += memcmp(out, first, (size_t)ns[0] * width * sizeof *out) == 0;
+        mem_free(out);
+    }
+    ok(same == ARRAY_LEN(ns), "[%u][%u] mode %d: the same bits among 65 to 5000 rows (%u of %zu)",
+       rows, cols, mode, same, ARRAY_LEN(ns));
+    mem_free(first);
+    mem_free(in);
+    mem_free(base);
+    forget(&m);
+}
+
 /* One after the other without a sync: each reads what the one before wrote. */
 static void operations_wait_for_what_they_read(uint32_t n)
 {
@@ -458,9 +485,14 @@ static void operations_wait_for_what_they_read(uint32_t n)
                                 .norm_gain = ggain,
                                 .norm_eps = 1e-5f,
                                 .mode = LINEAR_SWIGLU,
-                                .out = gff};
-        struct linear_args r = {
-            .w = down.on_gpu, .in = gff, .n_rows = n, .mode = LINEAR_ADD, .out = gx};
+                                .out = gff,
+                                .to_linear = true};
+        struct linear_args r = {.w = down.on_gpu,
+                                .in = gff,
+                                .n_rows = n,
+                                .mode = LINEAR_ADD,
+                                .out = gx,
+                                .from_linear = true};
         gpu->ops->linear(gpu, &a);
         gpu->ops->linear(gpu, &r);
         a.w = up.on_cpu, a.in = x, a.norm_gain = gain, a.out = ff;
@@ -577,6 +609,11 @@ int main(void)
     operations_wait_for_what_they_read(1);
     operations_wait_for_what_they_read(8);
     operations_wait_for_what_they_read(20);
+    operations_wait_for_what_they_read(150);
+    a_row_does_not_depend_on_how_many_come_along(960, 576, LINEAR_STORE);
+    a_row_does_not_depend_on_how_many_come_along(576, 1536, LINEAR_ADD);
+    a_row_does_not_depend_on_how_many_come_along(4096, 2048, LINEAR_STORE);
+    a_row_does_not_depend_on_how_many_come_along(3072, 576, LINEAR_SWIGLU);
     an_embedded_row_is_the_decoded_row_in_bf16();
     a_bad_scale_is_refused_by_name();
     bad_activations_reach_their_result_only(6);

@@ -1,0 +1,208 @@
+/* Products through cuBLASLt, whose kernel for a shape is chosen by measurement.
+ *
+ * The library's own first choice was up to 9 % slower than its best on an H200 (gate and up of
+ * Llama-3.1-8B at 64 rows; 2 to 5 % from 2048 rows on). So when a shape comes for the first time (a weight's
+ * rows and columns, and the number of rows, rounded up to a power of two) all that it proposes run a few
+ * times, and the fastest stays: 1 to 60 ms, once in a process, outside of any graph; without memory for it
+ * the first proposal serves. Beyond SPLIT_ROWS rows nothing is proposed that splits the sum, since splitting
+ * pays no more and the kernels that do not split add in one order: which of them was faster cannot be seen in
+ * a result, nor how many rows came with a row (tests/cuda/linear.c sees to that). Up to there a proposal
+ * must be faster by more than measurements differ. */
+#include "kernels/cuda/linear.h"
+
+#include <algorithm>
+#include <string.h>
+
+namespace
+{
+
+enum {
+    PROPOSALS = 8,
+    REPEATS = 4,
+    SLOTS = 1024,     /* of the table: a power of two, of which half may be used */
+    MOST_ROWS = 8192, /* larger products are alike */
+    SPLIT_ROWS = 64,  /* up to here sums may be split */
+    COLD_BYTES =
+        256 << 20 /* written between two runs: weights come from HBM, as they do in a step */
+};
+
+} /* namespace */
+
+struct gemm_entry {
+    struct gemm_shape key; /* w_rows 0: free */
+    cublasLtMatmulAlgo_t algo;
+};
+
+namespace
+{
+
+/* What cuBLASLt wants to know about one product; all of it lies on the stack. out^T = W x^T: it thinks in
+ * columns. */
+struct product {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t w, x, out;
+};
+
+bool describe(struct product *p, const struct gemm_shape *s)
+{
+    cublasOperation_t turned = CUBLAS_OP_T;
+    cudaDataType_t type = s->half ? CUDA_R_16BF : CUDA_R_32F;
+    return cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+               CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
+                                          sizeof turned) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutInit(&p->w, CUDA_R_16BF, s->pitch, s->w_rows, s->pitch) ==
+               CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutInit(&p->x, CUDA_R_16BF, s->pitch, s->n, s->pitch) ==
+               CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutInit(&p->out, type, s->w_rows, s->n, s->w_rows) ==
+               CUBLAS_STATUS_SUCCESS;
+}
+
+bool prefer(cublasLtMatmulPreference_t pref, const struct gemm_shape *s, size_t workspace)
+{
+    const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t what;
+        const void *value;
+        size_t bytes;
+    } all[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &s->align, sizeof s->align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &s->align, sizeof s->align},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none, sizeof none},
+    };
+    bool good = cublasLtMatmulPreferenceInit(pref) == CUBLAS_STATUS_SUCCESS;
+    for (size_t i = 0; i < ARRAY_LEN(all) - (s->n <= SPLIT_ROWS); i++)
+        good = good && cublasLtMatmulPreferenceSetAttribute(pref, all[i].what, all[i].value,
+                                                            all[i].bytes) == CUBLAS_STATUS_SUCCESS;
+    return good;
+}
+
+uint32_t propose(struct cuda_backend *b, const struct gemm_shape *s,
+                 cublasLtMatmulHeuristicResult_t *all)
+{
+    struct product p;
+    cublasLtMatmulPreferenceOpaque_t pref;
+    int n = 0;
+    if (!describe(&p, s) || !prefer(&pref, s, b->linear->workspace_bytes) ||
+        cublasLtMatmulAlgoGetHeuristic(b->linear->lt, &p.desc, &p.w, &p.x, &p.out, &p.out, &pref,
+                                       PROPOSALS, all, &n) != CUBLAS_STATUS_SUCCESS)
+        return 0;
+    return (uint32_t)n;
+}
+
+/* Runs one proposal; milliseconds of the fastest run, or 1e30. */
+float time_proposal(struct cuda_backend *b, const struct gemm_call *c, void *cold,
+                    cudaEvent_t begin, cudaEvent_t end)
+{
+    float best = 1e30f, ms = 0;
+    for (int i = 0; i <= REPEATS; i++) {
+        (void)cudaMemsetAsync(cold, i, COLD_BYTES, b->stream);
+        (void)cudaEventRecord(begin, b->stream);
+        if (!cuda_gemm_run(b, c))
+            return 1e30f;
+        (void)cudaEventRecord(end, b->stream);
+        if (cudaEventSynchronize(end) != cudaSuccess ||
+            cudaEventElapsedTime(&ms, begin, end) != cudaSuccess)
+            return 1e30f;
+        if (i > 0)
+            best = std::min(best, ms);
+    }
+    return best;
+}
+
+/* The number of the proposal to use. */
+uint32_t choose(struct cuda_backend *b, const struct gemm_call *like,
+                const cublasLtMatmulHeuristicResult_t *all, uint32_t n)
+{
+    struct gemm_call c = *like;
+    cudaEvent_t begin = NULL, end = NULL;
+    void *out = NULL, *cold = NULL;
+    size_t out_bytes = (size_t)c.shape.n * c.shape.w_rows * (c.shape.half ? 2 : 4);
+    float ms[PROPOSALS], best = 1e30f;
+    uint32_t which = 0;
+    if (n > 1 && cudaMalloc(&out, out_bytes) == cudaSuccess &&
+        cudaMalloc(&cold, COLD_BYTES) == cudaSuccess && cudaEventCreate(&begin) == cudaSuccess &&
+        cudaEventCreate(&end) == cudaSuccess) {
+        c.out = out;
+        (void)cudaMemsetAsync(out, 0, out_bytes, b->stream);
+        for (uint32_t i = 0; i < n; i++) {
+            c.algo = all[i].algo;
+            ms[i] = time_proposal(b, &c, cold, begin, end);
+            best = std::min(best, ms[i]);
+        }
+        float enough = best * (c.shape.n <= SPLIT_ROWS ? 1.03f : 1.0f);
+        while (which + 1 < n && ms[which] > enough)
+            which++;
+    }
+    (void)cudaGetLastError();
+    if (begin != NULL)
+        cudaEventDestroy(begin);
+    if (end != NULL)
+        cudaEventDestroy(end);
+    cudaFree(out);
+    cudaFree(cold);
+    return which;
+}
+
+uint32_t power_of_two(uint32_t n)
+{
+    uint32_t p = 1;
+    while (p < n && p < MOST_ROWS)
+        p *= 2;
+    return p;
+}
+
+struct gemm_entry *find_entry(struct cuda_linear *l, const struct gemm_shape *key)
+{
+    uint32_t h = key->w_rows * 0x9e3779b1u ^ key->pitch * 0x85ebca6bu ^ key->n * 0xc2b2ae35u ^
+                 (key->align << 3 | key->half << 1 | key->add);
+    uint32_t at = (h ^ h >> 15) & (SLOTS - 1);
+    while (l->gemms[at].key.w_rows != 0 && memcmp(&l->gemms[at].key, key, sizeof *key) != 0)
+        at = (at + 1) & (SLOTS - 1);
+    return &l->gemms[at];
+}
+
+} /* namespace */
+
+bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c)
+{
+    struct cuda_linear *l = b->linear;
+    cublasLtMatmulHeuristicResult_t all[PROPOSALS];
+    if (l->gemms == NULL)
+        l->gemms = (struct gemm_entry *)mem_alloc(SLOTS * sizeof *l->gemms);
+    struct gemm_shape key;
+    memset(&key, 0, sizeof key);
+    key.w_rows = c->shape.w_rows;
+    key.pitch = c->shape.pitch;
+    key.n = power_of_two(c->shape.n);
+    key.align = c->shape.align;
+    key.add = c->shape.add;
+    key.half = c->shape.half;
+    struct gemm_entry *e = find_entry(l, &key);
+    if (e->key.w_rows != 0) {
+        c->algo = e->algo;
+        return true;
+    }
+    uint32_t n = propose(b, &c->shape, all);
+    if (n == 0)
+        return cuda_ok(b, cudaErrorUnknown, "linear: cuBLASLt has no kernel");
+    c->algo = all[choose(b, c, all, n)].algo;
+    if (2 * l->n_gemms < SLOTS) {
+        e->key = key;
+        e->algo = c->algo;
+        l->n_gemms++;
+    }
+    return true;
+}
+
+bool cuda_gemm_run(struct cuda_backend *b, const struct gemm_call *c)
+{
+    struct product p;
+    float one = 1, beta = c->shape.add ? 1.0f : 0.0f;
+    return describe(&p, &c->shape) &&
+           cublasLtMatmul(b->linear->lt, &p.desc, &one, c->w, &p.w, c->x, &p.x, &beta, c->out,
+                          &p.out, c->out, &p.out, &c->algo, b->linear->workspace,
+                          b->linear->workspace_bytes, b->stream) == CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,160 @@
+/* Chunks of a prompt that go to cuDNN, where there is one: against the CPU's attention, rows around them
+ * untouched, in company, cut otherwise. Where there is no cuDNN our own kernel must pass the same. */
+#include "tests/cuda/attend_world.h"
+
+static struct backend *cpu, *gpu;
+
+/* Relative distance of the results, greatest difference of the sums' logarithms. */
+struct error {
+    double out, lse;
+};
+
+static struct error compare(struct world *w, struct piece p)
+{
+    uint32_t first = w->seqs[p.seq].first_row + p.from;
+    float *a = fetch(&w->gpu, w->gpu.out, w->out_width, first, p.n);
+    float *b = fetch(&w->cpu, w->cpu.out, w->out_width, first, p.n);
+    float *la = fetch(&w->gpu, w->gpu.lse, w->heads, first, p.n);
+    float *lb = fetch(&w->cpu, w->cpu.lse, w->heads, first, p.n);
+    struct error worst = {0, 0};
+    for (uint32_t r = 0; r < p.n; r++) { /* every row: a bad one must not drown */
+        double d = distance(a + r * w->out_width, b + r * w->out_width, w->out_width);
+        worst.out = d <= worst.out ? worst.out : d; /* NaN stays */
+    }
+    for (size_t i = 0; i < (size_t)p.n * w->heads; i++) {
+        double d = fabs((double)la[i] - (double)lb[i]);
+        worst.lse = d <= worst.lse ? worst.lse : d;
+    }
+    mem_free(a);
+    mem_free(b);
+    mem_free(la);
+    mem_free(lb);
+    return worst;
+}
+
+/* Numbers of other rows than these that are not NaN any more. */
+static size_t touched(struct world *w, const struct piece *p, uint32_t n)
+{
+    float *out = fetch(&w->gpu, w->gpu.out, w->out_width, 0, w->n_rows);
+    float *lse = fetch(&w->gpu, w->gpu.lse, w->heads, 0, w->n_rows);
+    size_t count = 0;
+    for (uint32_t r = 0; r < w->n_rows; r++) {
+        bool ours = false;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t first = w->seqs[p[i].seq].first_row + p[i].from;
+            ours = ours || (r >= first && r < first + p[i].n);
+        }
+        for (size_t k = 0; !ours && k < w->out_width; k++)
+            count += !isnan(out[r * w->out_width + k]);
+        for (size_t k = 0; !ours && k < w->heads; k++)
+            count += !isnan(lse[r * w->heads + k]);
+    }
+    mem_free(out);
+    mem_free(lse);
+    return count;
+}
+
+static void check(struct world *w, const struct piece *p, uint32_t n, const char *name,
+                  const char *what)
+{
+    struct error worst = {0, 0};
+    poison_results(w, &w->gpu);
+    poison_results(w, &w->cpu);
+    attend(w, &w->cpu, p, n, true);
+    attend(w, &w->gpu, p, n, true);
+    for (uint32_t i = 0; i < n; i++) {
+        struct error e = compare(w, p[i]);
+        worst.out = e.out <= worst.out ? worst.out : e.out;
+        worst.lse = e.lse <= worst.lse ? worst.lse : e.lse;
+    }
+    ok(worst.out <= 1e-2 && worst.lse <= 2e-2, "%s: %s: every row as on the CPU (%.2g, lse %.2g)",
+       name, what, worst.out, worst.lse);
+    size_t strange = touched(w, p, n);
+    ok(strange == 0, "%s: %s: no other row is touched (%zu)", name, what, strange);
+}
+
+/* The same rows in one call and in several, and again: the same bits. */
+static void check_cuts(struct world *w, struct piece p, const uint32_t *cuts, uint32_t n_cuts,
+                       const char *name)
+{
+    uint32_t first = w->seqs[p.seq].first_row + p.from, at = 0;
+    poison_results(w, &w->gpu);
+    attend(w, &w->gpu, &p, 1, false);
+    float *want = fetch(&w->gpu, w->gpu.out, w->out_width, first, p.n);
+    poison_results(w, &w->gpu);
+    attend(w, &w->gpu, &p, 1, false);
+    float *again = fetch(&w->gpu, w->gpu.out, w->out_width, first, p.n);
+    ok(memcmp(want, again, p.n * w->out_width * 4) == 0, "%s: the same call gives the same bits",
+       name);
+    poison_results(w, &w->gpu);
+    for (uint32_t i = 0; i <= n_cuts; i++) {
+        uint32_t end = i < n_cuts ? cuts[i] : p.n;
+        struct piece part = {p.seq, p.from + at, end - at};
+        attend(w, &w->gpu, &part, 1, false);
+        at = end;
+    }
+    float *cut = fetch(&w->gpu, w->gpu.out, w->out_width, first, p.n);
+    ok(memcmp(want, cut, p.n * w->out_width * 4) == 0,
+       "%s: rows that are cut otherwise have the same bits", name);
+    mem_free(want);
+    mem_free(again);
+    mem_free(cut);
+}
+
+static void check_shape(struct shape s, const char *name)
+{
+    const uint32_t lens[] = {3300, 1100, 70};
+    struct world *w = open_world(cpu, gpu, s, lens, ARRAY_LEN(lens));
+    const struct piece whole = {0, 0, 3300}, late = {0, 2000, 1029};
+    const struct piece mixed[] = {{0, 1500, 1777}, {2, 69, 1}, {1, 3, 1090}, {2, 0, 69}};
+    const uint32_t cuts[] = {1100, 2150};
+    append_all(w, &w->cpu, 333);
+    append_all(w, &w->gpu, 190);
+    check(w, &whole, 1, name, "a prompt");
+    check(w, &late, 1, name, "a chunk behind 2000 rows");
+    check(w, mixed, ARRAY_LEN(mixed), name, "chunks and decodes");
+    check_cuts(w, whole, cuts, ARRAY_LEN(cuts), name);
+    spill(w, &w->seqs[0]);
+    check(w, &late, 1, name, "a third of the blocks in the other arena");
+    close_world(w);
+}
+
+/* More rows than one call of cuDNN takes. */
+static void check_long(void)
+{
+    const struct shape s = {16, 64, 1, 2, 0, 64, false, 1.5f};
+    const uint32_t lens[] = {10000, 9300};
+    struct world *w = open_world(cpu, gpu, s, lens, ARRAY_LEN(lens));
+    const struct piece both[] = {{0, 0, 9500}, {1, 1, 9298}};
+    append_all(w, &w->cpu, 4000);
+    append_all(w, &w->gpu, 4000);
+    check(w, both, ARRAY_LEN(both), "R 16 d 64 group 2", "prompts of 9500 and 9298 rows");
+    close_world(w);
+}
+
+static const struct {
+    const char *name;
+    struct shape s;
+} shapes[] = {
+    {"R 16 d 128 8 heads group 4", {16, 128, 8, 4, 16, 128, false, 1.5f}},
+    {"R 8 d 128 group 5", {8, 128, 2, 5, 4, 64, false, 2}},
+    {"R 32 d 64 group 3", {32, 64, 3, 3, 16, 192, false, 2}},
+    {"R 16 d 128 group 8, DENSE", {16, 128, 1, 8, 16, 192, true, 1}},
+    {"R 8 d 128 group 1, DENSE and STREAM", {8, 128, 2, 1, 100, 256, true, 1}},
+    {"R 16 d 80 group 2", {16, 80, 2, 2, 16, 128, false, 1.5f}},
+};
+
+int main(void)
+{
+    struct cpu_options o = {.isa = "auto"};
+    CHECK(cpu_backend_open(&cpu, &o) == OK);
+    if (spind_cuda_open(&gpu, 0) != OK)
+        tap_skip_all(err_text());
+    printf("# %s\n", gpu->ops->describe(gpu));
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        check_shape(shapes[i].s, shapes[i].name);
+    check_long();
+    gpu->ops->close(gpu);
+    cpu->ops->close(cpu);
+    return tap_done();
+}
