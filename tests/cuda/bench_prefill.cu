@@ -360,10 +360,9 @@ static void measure_operation(void)
 
 int main(int argc, char **argv)
 {
-    struct cpu_options o = {};
-    o.isa = "auto";
-    struct backend *be = NULL, *host = NULL;
-    if (cpu_backend_open(&host, &o) != OK || spind_cuda_api.open(&be, 0, host) != OK) {
+    struct cuda_options o = {};
+    struct backend *be = NULL;
+    if (spind_cuda_api.open(&be, &o) != OK) {
         fprintf(stderr, "%s\n", err_text());
         return 1;
     }
