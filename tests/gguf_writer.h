@@ -1,5 +1,5 @@
 /* GGUF files in memory, for tests and fuzz seeds: piece by piece, so that a case can be wrong in one
- * place, or whole tiny llama models with random weights of any type and a byte-level vocabulary, so
+ * place, or whole tiny models of the llama family with random weights of any type and a byte-level vocabulary, so
  * that most tests need no download.
  *
  *     struct gguf_writer w = {0};
@@ -155,8 +155,9 @@ static inline struct bytes gw_finish(struct gguf_writer *w)
 }
 
 struct tiny_spec {
-    uint32_t layers, hidden, ff, heads,
-        kv_heads;                /* 0: 2, 256, 256, 4, 2; head_dim = hidden / heads */
+    uint32_t layers, hidden, ff, heads, kv_heads; /* 0: 2, 256, 256, 4, 2 */
+    uint32_t head_dim;                            /* 0: hidden / heads, and no key says it */
+    const char *arch;            /* NULL: llama; qwen2 and qwen3 have what these have */
     uint32_t positions;          /* 0: 256 */
     enum dtype type, embed_type; /* of the matrices, of the embedding and head */
     bool untied;                 /* with output.weight */
@@ -293,41 +294,77 @@ static const char tiny_template[] =
     "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
     "}}{% endif %}";
 
+/* "block_count" of a qwen3 is "qwen3.block_count". */
+static inline const char *tiny_key(const struct tiny_spec *s, const char *name)
+{
+    static char key[64];
+    snprintf(key, sizeof key, "%s.%s", s->arch ? s->arch : "llama", name);
+    return key;
+}
+
+static inline bool tiny_is(const struct tiny_spec *s, const char *arch)
+{
+    return s->arch != NULL && strcmp(s->arch, arch) == 0;
+}
+
+static inline uint32_t tiny_head_dim(const struct tiny_spec *s)
+{
+    return s->head_dim ? s->head_dim : s->hidden / s->heads;
+}
+
 static inline void tiny_keys(struct gguf_writer *w, const struct tiny_spec *s)
 {
-    gw_string(w, "general.architecture", "llama");
+    gw_string(w, "general.architecture", s->arch ? s->arch : "llama");
     gw_string(w, "general.name", "Tiny");
     gw_u32(w, "general.quantization_version", 2);
-    gw_u32(w, "llama.block_count", s->layers);
-    gw_u32(w, "llama.context_length", s->positions);
-    gw_u32(w, "llama.embedding_length", s->hidden);
-    gw_u32(w, "llama.feed_forward_length", s->ff);
-    gw_u32(w, "llama.attention.head_count", s->heads);
-    gw_u32(w, "llama.attention.head_count_kv", s->kv_heads);
-    gw_f32(w, "llama.rope.freq_base", 10000.0f);
-    gw_f32(w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    gw_u32(w, "llama.vocab_size", TINY_VOCAB);
-    gw_u32(w, "llama.rope.dimension_count", s->hidden / s->heads);
+    gw_u32(w, tiny_key(s, "block_count"), s->layers);
+    gw_u32(w, tiny_key(s, "context_length"), s->positions);
+    gw_u32(w, tiny_key(s, "embedding_length"), s->hidden);
+    gw_u32(w, tiny_key(s, "feed_forward_length"), s->ff);
+    gw_u32(w, tiny_key(s, "attention.head_count"), s->heads);
+    gw_u32(w, tiny_key(s, "attention.head_count_kv"), s->kv_heads);
+    gw_f32(w, tiny_key(s, "rope.freq_base"), 10000.0f);
+    gw_f32(w, tiny_key(s, "attention.layer_norm_rms_epsilon"), 1e-5f);
+    gw_u32(w, tiny_key(s, "vocab_size"), TINY_VOCAB);
+    gw_u32(w, tiny_key(s, "rope.dimension_count"), tiny_head_dim(s));
+    if (s->head_dim != 0)
+        gw_u32(w, tiny_key(s, "attention.key_length"), s->head_dim);
     tiny_vocab(w);
     if (s->templated)
         gw_string(w, "tokenizer.chat_template", tiny_template);
 }
 
+/* What one family has and others have not. */
+static inline void tiny_extras(struct gguf_writer *w, const struct tiny_spec *s, uint32_t i,
+                               uint64_t *rng)
+{
+    const struct {
+        const char *arch, *name;
+        uint32_t n;
+    } list[] = {{"qwen2", "attn_q.bias", tiny_head_dim(s) * s->heads},
+                {"qwen2", "attn_k.bias", tiny_head_dim(s) * s->kv_heads},
+                {"qwen2", "attn_v.bias", tiny_head_dim(s) * s->kv_heads},
+                {"qwen3", "attn_q_norm.weight", tiny_head_dim(s)},
+                {"qwen3", "attn_k_norm.weight", tiny_head_dim(s)}};
+    for (size_t j = 0; j < ARRAY_LEN(list); j++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.%s", i, list[j].name);
+        if (tiny_is(s, list[j].arch))
+            tiny_vector(w, name, list[j].n, rng);
+    }
+}
+
 static inline void tiny_layer(struct gguf_writer *w, const struct tiny_spec *s, uint32_t i,
                               uint64_t *rng)
 {
-    uint32_t kv = s->hidden / s->heads * s->kv_heads;
+    uint32_t q = tiny_head_dim(s) * s->heads, kv = tiny_head_dim(s) * s->kv_heads;
     const struct {
         const char *name;
         uint32_t cols, rows;
-    } list[] = {{"attn_norm", s->hidden, 0},
-                {"ffn_down", s->ff, s->hidden},
-                {"ffn_gate", s->hidden, s->ff},
-                {"ffn_up", s->hidden, s->ff},
-                {"ffn_norm", s->hidden, 0},
-                {"attn_k", s->hidden, kv},
-                {"attn_output", s->hidden, s->hidden},
-                {"attn_q", s->hidden, s->hidden},
+    } list[] = {{"attn_norm", s->hidden, 0},    {"ffn_down", s->ff, s->hidden},
+                {"ffn_gate", s->hidden, s->ff}, {"ffn_up", s->hidden, s->ff},
+                {"ffn_norm", s->hidden, 0},     {"attn_k", s->hidden, kv},
+                {"attn_output", q, s->hidden},  {"attn_q", s->hidden, q},
                 {"attn_v", s->hidden, kv}};
     for (size_t j = 0; j < ARRAY_LEN(list); j++) {
         char name[64];
@@ -337,6 +374,7 @@ static inline void tiny_layer(struct gguf_writer *w, const struct tiny_spec *s, 
         else
             tiny_tensor(w, name, s->type, list[j].cols, list[j].rows, rng);
     }
+    tiny_extras(w, s, i, rng);
 }
 
 static inline void tiny_model(struct gguf_writer *w, const struct tiny_spec *spec)
@@ -357,7 +395,7 @@ static inline void tiny_model(struct gguf_writer *w, const struct tiny_spec *spe
     if (s.untied)
         tiny_tensor(w, "output.weight", s.embed_type, s.hidden, TINY_VOCAB, &rng);
     if (s.rope_freqs)
-        tiny_vector(w, "rope_freqs.weight", s.hidden / s.heads / 2, &rng);
+        tiny_vector(w, "rope_freqs.weight", tiny_head_dim(&s) / 2, &rng);
 }
 
 /* Writes a file for tests that open by path. */

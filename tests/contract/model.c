@@ -45,16 +45,18 @@ static void normalise(const struct gguf_tensor *gain, const double *x, double ep
         y[i] = x[i] / sqrt(sum / (double)n + eps) * (double)g[i];
 }
 
+/* Which numbers of a head turn together is the family's. */
 static void rotate(const struct plan *p, double *head, uint32_t pos)
 {
     uint32_t dim = p->shape.head_dim;
     for (uint32_t i = 0; i < dim / 2; i++) {
+        uint32_t x = p->family->halves ? i : 2 * i, y = p->family->halves ? i + dim / 2 : 2 * i + 1;
         double freq = pow((double)p->shape.rope_base, -2.0 * i / dim) / (double)p->rope_divisor;
         if (p->rope_freqs != NULL)
             freq /= (double)((const float *)p->rope_freqs->data)[i];
-        double a = head[2 * i], b = head[2 * i + 1], c = cos(pos * freq), s = sin(pos * freq);
-        head[2 * i] = a * c - b * s;
-        head[2 * i + 1] = a * s + b * c;
+        double a = head[x], b = head[y], c = cos(pos * freq), s = sin(pos * freq);
+        head[x] = a * c - b * s;
+        head[y] = a * s + b * c;
     }
 }
 
@@ -93,6 +95,18 @@ static void attend_one(const struct oracle *o, const double *q, uint32_t pos, ui
         out[i] /= sum;
 }
 
+/* What a family does to n heads of q, k or v. */
+static void prepare(const struct plan *p, double *heads, uint32_t n, const struct gguf_tensor *bias,
+                    const struct gguf_tensor *gain)
+{
+    uint32_t dim = p->shape.head_dim;
+    for (uint32_t i = 0; bias != NULL && i < n * dim; i++)
+        heads[i] += (double)((const float *)bias->data)[i];
+    for (uint32_t h = 0; gain != NULL && h < n; h++)
+        normalise(gain, heads + (size_t)h * dim, (double)p->shape.norm_eps,
+                  heads + (size_t)h * dim);
+}
+
 static void layer_of(struct oracle *o, const struct plan_layer *l)
 {
     const struct model_shape *s = &o->p->shape;
@@ -103,6 +117,9 @@ static void layer_of(struct oracle *o, const struct plan_layer *l)
         multiply(l->q, h, q, false);
         multiply(l->k, h, o->k[pos], false);
         multiply(l->v, h, o->v[pos], false);
+        prepare(o->p, q, s->heads, l->bias[0], l->q_norm);
+        prepare(o->p, o->k[pos], s->kv_heads, l->bias[1], l->k_norm);
+        prepare(o->p, o->v[pos], s->kv_heads, l->bias[2], NULL);
         for (uint32_t i = 0; i < s->kv_heads; i++)
             rotate(o->p, o->k[pos] + (size_t)i * s->head_dim, pos);
         for (uint32_t i = 0; i < s->kv_heads * s->head_dim; i++) {
@@ -219,6 +236,9 @@ static void shapes_of_all_kinds_are_served(struct backend *be, const char *isa)
         "three heads on one KV head are served",
         "a single head of 512 is served",
         "64 heads of 2 are served",
+        "qwen2: biases of q, k and v",
+        "qwen3: norms of heads, which are wider than their share",
+        "qwen3: heads of 6 numbers, frequency divisors",
     };
     static const struct tiny_spec specs[] = {
         {.type = DTYPE_Q4_1, .embed_type = DTYPE_Q8_0, .untied = true, .rope_freqs = true},
@@ -227,11 +247,14 @@ static void shapes_of_all_kinds_are_served(struct backend *be, const char *isa)
         {.type = DTYPE_Q4_0, .hidden = 96, .ff = 160, .heads = 3, .kv_heads = 1},
         {.type = DTYPE_Q8_0, .hidden = 512, .ff = 32, .heads = 1, .kv_heads = 1},
         {.type = DTYPE_Q5_1, .hidden = 128, .ff = 96, .heads = 64, .kv_heads = 32},
+        {.type = DTYPE_Q8_0, .embed_type = DTYPE_F16, .arch = "qwen2", .untied = true},
+        {.type = DTYPE_BF16, .embed_type = DTYPE_BF16, .arch = "qwen3", .head_dim = 128},
+        {.type = DTYPE_F32, .arch = "qwen3", .head_dim = 6, .hidden = 40, .rope_freqs = true},
     };
     for (size_t i = 0; i < ARRAY_LEN(specs); i++) {
         struct gguf_writer w = {0};
-        gw_string(&w, "llama.rope.scaling.type", i % 2 ? "linear" : "none");
-        gw_f32(&w, "llama.rope.scaling.factor", 4.0f);
+        gw_string(&w, tiny_key(&specs[i], "rope.scaling.type"), i % 2 ? "linear" : "none");
+        gw_f32(&w, tiny_key(&specs[i], "rope.scaling.factor"), 4.0f);
         tiny_model(&w, &specs[i]);
         save(&w);
         double d = compare(be);
