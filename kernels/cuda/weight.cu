@@ -155,10 +155,14 @@ __global__ static void make_rows(__nv_bfloat16 *to, uint32_t rows, uint32_t cols
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
         const uint64_t row = i / pitch_words, at = i % pitch_words;
         const uint64_t word = dummy_word(seed, row * row_words + at);
-        __nv_bfloat16 v[4];
+        float v[4];
         for (uint32_t j = 0; j < 4; j++)
-            v[j] = __float2bfloat16_rn(4 * at + j < cols ? dummy_value(word, j, scale) : 0);
-        memcpy(to + row * pitch + 4 * at, v, sizeof v);
+            v[j] = 4 * at + j < cols ? dummy_value(word, j, scale) : 0;
+        __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(v[0], v[1]),
+                                   __floats2bfloat162_rn(v[2], v[3])};
+        uint2 both;
+        memcpy(&both, pairs, sizeof both);
+        *(uint2 *)(to + row * pitch + 4 * at) = both;
     }
 }
 

@@ -90,12 +90,29 @@ static struct model *load(struct backend *be, const struct golden *g)
     return m;
 }
 
+/* Another token may win only where two are almost as likely. */
+static bool is_best(const struct golden *g, size_t pos, const float *row, uint32_t *n_same)
+{
+    const uint16_t *ids = g->top_ids + pos * g->k;
+    const float *logp = g->top_logp + pos * g->k;
+    uint32_t at = best(row, g->vocab), i = 0;
+    while (i < g->k && ids[i] != at)
+        i++;
+    *n_same += i == 0;
+    return i < g->k && (double)logp[0] - (double)logp[i] < 0.1;
+}
+
+static struct {
+    uint32_t n, same;
+} tally; /* of one instruction set */
+
 static void compare(struct backend *be, const char *isa, const struct golden *g)
 {
     struct rig r;
     struct model *m = load(be, g);
     double sum = 0, worst = 0;
-    uint32_t same = 0, cut = g->n / 3;
+    bool good = true;
+    uint32_t cut = g->n / 3;
     rig_must(model_reserve(m, g->n, g->n));
     rig_open(&r, be, m, 8, 1, g->n);
     for (uint32_t pos = 0, n; pos < g->n; pos += n) { /* in two pieces */
@@ -107,15 +124,15 @@ static void compare(struct backend *be, const char *isa, const struct golden *g)
             double kl = kl_of(g, pos + i, row);
             sum += kl;
             worst = kl <= worst ? worst : kl; /* NaN stays */
-            same += best(row, g->vocab) == g->top_ids[(size_t)(pos + i) * g->k];
+            good = is_best(g, pos + i, row, &tally.same) && good;
         }
     }
     double mean = sum / g->n;
     ok(model_info(m)->shape.vocab == g->vocab && mean < 1e-3 && worst < 1e-2,
        "%s, %s: the mean KL divergence from transformers is below 1e-3 (%.1e, largest %.1e)", isa,
        g->name, mean, worst);
-    ok(same * 100 >= g->n * 99, "%s, %s: the most likely token is the same (%u of %u)", isa,
-       g->name, same, g->n);
+    ok(good, "%s, %s: the most likely token is, too, but for near ties", isa, g->name);
+    tally.n += g->n;
     rig_close(&r);
     model_destroy(m);
 }
@@ -128,8 +145,11 @@ static void compare_all(const char *isa, const struct golden *all, uint32_t n)
         printf("# this machine has no %s\n", isa);
         return;
     }
+    tally.n = tally.same = 0;
     for (uint32_t i = 0; i < n; i++)
         compare(be, isa, &all[i]);
+    ok(tally.same * 100 >= tally.n * 99, "%s: the same most likely token in %u of %u positions",
+       isa, tally.same, tally.n);
     be->ops->close(be);
 }
 
