@@ -150,7 +150,7 @@ bool api_unready(const struct api *a, struct api_error *e)
     else if (a->info == NULL)
         error_set(e, 503, "loading_model", NULL, "Loading model");
     else if (a->engine_dead)
-        error_set(e, 503, "engine_dead", NULL, "The engine has stopped.");
+        error_set(e, 503, "engine_dead", NULL, "The engine has stopped: %.200s", a->engine_error);
     else if (api_stalled(a))
         error_set(e, 503, "engine_stalled", NULL, "The engine does not answer.");
     else

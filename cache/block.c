@@ -30,6 +30,7 @@ status places_init(struct places *p, struct backend *be, enum block_tier tier, u
         places_fini(p);
         return ERR_MEMORY; /* the backend has said why */
     }
+    p->arena_bytes = bytes;
     if (!p->host)
         add_ready(p, n);
     return OK;
@@ -51,11 +52,10 @@ void places_poll(struct places *p, struct host_progress *out)
 
 void places_fini(struct places *p)
 {
-    size_t bytes = (size_t)p->n * p->unit_bytes;
     if (p->arena != NULL && p->host)
-        p->be->ops->free_host(p->be, p->arena, bytes);
+        p->be->ops->free_host(p->be, p->arena, p->arena_bytes);
     else if (p->arena != NULL)
-        p->be->ops->free(p->be, p->arena, bytes);
+        p->be->ops->free(p->be, p->arena, p->arena_bytes);
     mem_free(p->free);
     *p = (struct places){0};
 }

@@ -19,7 +19,7 @@ enum block_tier { TIER_HBM, TIER_DRAM, TIERS }; /* as enum kv_tier */
 struct places {
     struct backend *be;
     unsigned char *arena; /* [n][unit_bytes]; NULL if n == 0 */
-    size_t unit_bytes;
+    size_t unit_bytes, arena_bytes;
     uint32_t *free; /* [n_free], used last in first out, so that a small working set stays small */
     uint32_t n, n_free;
     uint32_t n_ready; /* places that there are by now: a DRAM arena may still be growing */

@@ -734,19 +734,43 @@ static bool hbm_is_short(const struct engine *e)
     return e->sched.n_waiting > 0 || kv_available(e->kv) < e->info.kv_blocks[KV_HBM] / 4;
 }
 
+/* A device that a step broke for good: nothing is queued, and it fails again. */
+static bool device_is_gone(const struct engine *e)
+{
+    return e->be->ops->memory != NULL && e->be->ops->sync(e->be) != OK;
+}
+
+static void hear_failed_step(struct engine *e)
+{
+    snprintf(e->failure, sizeof e->failure, "%s", err_text());
+    log_line(LOG_ERROR, "step failed, its requests end with an error: %s", e->failure);
+    e->n_failed = device_is_gone(e) ? MAX_FAILED_STEPS : e->n_failed + 1;
+}
+
+/* Blocks to write behind after a step: so many as it costs a small share of the step, for a step of a large
+ * prompt makes many. */
+static uint32_t behind_blocks(const struct engine *e)
+{
+    static const double SHARE = 0.04;
+    double block_us = (double)e->info.kv_block_bytes * e->sched.fetch_us;
+    double n = block_us > 0 ? SHARE * e->sched.step_us / block_us : 0;
+    if (e->be->ops->alloc_host == NULL || n < WRITE_BEHIND_BLOCKS)
+        return WRITE_BEHIND_BLOCKS;
+    return (uint32_t)n;
+}
+
 static void run_step(struct engine *e)
 {
     uint64_t start = clock_us();
     uint32_t rows = e->sched.plan_rows, decodes = e->sched.plan_decodes;
     status st = step_run(&e->step);
-    e->n_failed = st == OK ? 0 : e->n_failed + 1;
-    if (st != OK) {
-        snprintf(e->failure, sizeof e->failure, "%s", err_text());
-        log_line(LOG_ERROR, "step failed, its requests end with an error: %s", e->failure);
-    }
+    if (st == OK)
+        e->n_failed = 0;
+    else
+        hear_failed_step(e);
     /* While the device is idle for a moment anyway; only where HBM is getting short. */
     if (e->cfg.write_behind && st == OK && hbm_is_short(e))
-        (void)kv_write_behind(e->kv, WRITE_BEHIND_BLOCKS);
+        (void)kv_write_behind(e->kv, behind_blocks(e));
     e->stats.steps++;
     e->stats.step_us = clock_us() - start;
     double weight = e->sched.step_us > 0 ? STEP_WEIGHT : 1; /* the first one is all there is */

@@ -4,6 +4,7 @@
 #include "kernels/core/splitmix.h"
 #include "kernels/cuda/resolve.h"
 #include "kernels/cuda_api.h"
+#include "tests/cuda/kbench.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,7 @@ extern "C" {
 extern const struct cuda_api spind_cuda_api;
 }
 
-static const double BUS_GBS = 51.3, COPY_GBS = 55.5;
+static const double COPY_GBS = 55.5, ONE_PAGE_US = 23;
 static struct cuda_backend *b;
 static struct backend *be;
 static uint64_t seed = 1;
@@ -64,17 +65,25 @@ static uint8_t *make_arena(size_t bytes)
         be->ops->host_progress(be, p, &h);
     }
     double s = (double)(clock_us() - t0) / 1e6;
-    printf("pinned %.1f GiB in %.2f s, %.2f s per GiB; meanwhile %llu launches, %llu of them over "
-           "1 ms, "
-           "the slowest %.1f ms%s%s\n",
-           (double)h.ready / 1073741824.0, s, s / ((double)h.ready / 1073741824.0),
-           (unsigned long long)n, (unsigned long long)slow, (double)worst / 1e3,
-           h.why != NULL ? ": " : "", h.why != NULL ? h.why : "");
+    printf(
+        "# pinned %.1f GiB in %.2f s, %.2f s per GiB; meanwhile %llu launches, %llu of them over "
+        "1 ms, "
+        "the slowest %.1f ms%s%s\n",
+        (double)h.ready / 1073741824.0, s, s / ((double)h.ready / 1073741824.0),
+        (unsigned long long)n, (unsigned long long)slow, (double)worst / 1e3,
+        h.why != NULL ? ": " : "", h.why != NULL ? h.why : "");
     be->ops->free(be, scratch, 4096);
     return p;
 }
 
 /* ---- gathers ---- */
+
+static const char *name_of(uint32_t count, size_t page_bytes)
+{
+    static char text[64];
+    snprintf(text, sizeof text, "%u-pages/%zuKiB", count, page_bytes / 1024);
+    return text;
+}
 
 static void bench_pages(const uint8_t *dram, size_t dram_bytes, uint8_t *hbm, size_t hbm_bytes,
                         size_t page_bytes)
@@ -116,11 +125,13 @@ static void bench_pages(const uint8_t *dram, size_t dram_bytes, uint8_t *hbm, si
             for (size_t j = i; j > 0 && us[j] < us[j - 1]; j--)
                 std::swap(us[j], us[j - 1]);
         float t = us[us.size() / 2];
-        idle = count == 0 ? t : idle;
-        double gbs = (double)count * (double)page_bytes / t / 1e3;
-        printf("gather %4u pages of %zu KiB: %7.1f us (%6.1f without the empty launch), %5.1f "
-               "GB/s, %3.0f %%\n",
-               count, page_bytes / 1024, t, t - idle, gbs, 100 * gbs / BUS_GBS);
+        if (count == 0)
+            printf("# an empty launch: %.1f us\n", idle = t);
+        else if (count == 1)
+            kbench_time("gather", name_of(count, page_bytes), t, ONE_PAGE_US);
+        else
+            kbench_bytes("gather", name_of(count, page_bytes), t - idle,
+                         (double)count * (double)page_bytes, KBENCH_PCIE_GBS);
     }
     must(be->ops->sync(be) == OK, "gather");
     be->ops->free(be, device, MOST * sizeof *device);
@@ -149,10 +160,11 @@ static void bench_blocks(uint8_t *dram, size_t dram_bytes, uint8_t *hbm, size_t 
         cudaEventRecord(to, b->stream);
         uint64_t host = clock_us() - t0;
         float us = elapsed_us(from, to);
-        double gbs = (double)BLOCKS * (double)block / us / 1e3;
-        printf("%s: %u blocks of %zu KiB %s: %.1f GB/s, %.0f %%; %.1f us of the host per block\n",
-               up ? "restore" : "spill", BLOCKS, block / 1024, in_order ? "in a row" : "anywhere",
-               gbs, 100 * gbs / COPY_GBS, (double)host / BLOCKS);
+        char shape[64];
+        snprintf(shape, sizeof shape, "%zuKiB/%s", block / 1024,
+                 in_order ? "in-a-row" : "anywhere");
+        kbench_bytes(up ? "restore" : "spill", shape, us / BLOCKS, (double)block, COPY_GBS);
+        printf("# %.1f us of the host per block\n", (double)host / BLOCKS);
     }
 }
 
@@ -255,11 +267,14 @@ static void bench_resolve(uint8_t *dram, uint32_t seqs, uint32_t dim, uint32_t m
     }
     copied = (double)after.misses * (double)geo.page_bytes / (STEPS - 2);
     double us = sum / (STEPS - 2);
-    printf(
-        "resolve of %2u sequences, %u pages in each of %u lanes, %2.0f %% miss, pages of %zu KiB: "
-        "%6.1f us per layer, gathers %5.1f GB/s, %3.0f %%\n",
-        seqs, N, LAYERS * HEADS, 100.0 * (double)after.misses / (double)(after.hits + after.misses),
-        geo.page_bytes / 1024, us / LAYERS, copied / us / 1e3, 100 * copied / us / 1e3 / BUS_GBS);
+    char shape[64];
+    snprintf(shape, sizeof shape, "B%u/%u-pages/%.0f%%-miss/%zuKiB", seqs, N,
+             100.0 * (double)after.misses / (double)(after.hits + after.misses),
+             geo.page_bytes / 1024);
+    if (copied > 0)
+        kbench_bytes("resolve", shape, us / LAYERS, copied / LAYERS, KBENCH_PCIE_GBS);
+    else
+        printf("# resolve %s: %.1f us\n", shape, us / LAYERS);
     for (uint32_t q = 0; q < seqs; q++)
         hot_set_close(hot[q], be, pool);
     leaf_pool_destroy(pool);
@@ -273,26 +288,32 @@ static void bench_resolve(uint8_t *dram, uint32_t seqs, uint32_t dim, uint32_t m
 int main(int argc, char **argv)
 {
     size_t arena = (size_t)(argc > 1 ? atoi(argv[1]) : 6) << 30, hbm_bytes = (size_t)4 << 30;
-    struct cpu_options o = {};
-    struct backend *cpu;
-    o.isa = "auto";
-    if (cpu_backend_open(&cpu, &o) != OK || spind_cuda_api.open(&be, 0, cpu) != OK) {
+    struct cuda_options o = {};
+    if (spind_cuda_api.open(&be, &o) != OK) {
         printf("# %s\n", err_text());
         return 0;
     }
     b = (struct cuda_backend *)be;
-    printf("%s\n", be->ops->describe(be));
+    printf("# %s\n", be->ops->describe(be));
     uint8_t *dram = make_arena(arena);
-    if (argc > 2) { /* a case alone, for a profiler */
-        b->overlaps = b->overlaps && atoi(argv[2]) > 0;
-        bench_resolve(dram, 1, 128, 2);
-        bench_resolve(dram, 8, 128, 2);
-        be->ops->free_host(be, dram, arena);
-        be->ops->close(be);
-        return 0;
-    }
     uint8_t *hbm = (uint8_t *)be->ops->alloc(be, hbm_bytes);
     must(hbm != NULL, "alloc");
+    if (argc > 2) { /* EXPERIMENT */
+        int f = atoi(argv[2]);
+        if (f & 1)
+            bench_pages(dram, arena, hbm, hbm_bytes, 8192);
+        if (f & 2)
+            bench_blocks(dram, arena, hbm, hbm_bytes, 2 << 20, false);
+        if (f & 4)
+            bench_resolve(dram, 64, 32, 0);
+        if (f & 8)
+            bench_resolve(dram, 1, 128, 0);
+        if (f & 16)
+            b->overlaps = false;
+        bench_resolve(dram, 1, 128, 2);
+        bench_resolve(dram, 1, 128, 5);
+        exit(0);
+    }
     bench_pages(dram, arena, hbm, hbm_bytes, 4096);
     bench_pages(dram, arena, hbm, hbm_bytes, 8192);
     bench_blocks(dram, arena, hbm, hbm_bytes, 2 << 20, false);

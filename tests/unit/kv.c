@@ -291,6 +291,65 @@ static void counters_tell_the_hit_rate(void)
     stop();
 }
 
+/* ---- a second tier that is made behind the start ---- */
+
+static struct host_progress growing;
+
+static void *grow_alloc(struct backend *be, size_t bytes)
+{
+    growing = (struct host_progress){.bytes = bytes};
+    return rig_alloc(be, bytes);
+}
+
+static void grow_progress(struct backend *be, const void *p, struct host_progress *out)
+{
+    (void)be, (void)p;
+    *out = growing;
+}
+
+static uint32_t dram_now(void)
+{
+    struct kv_counts c;
+    kv_poll(kv);
+    kv_audit(kv, NULL, 0);
+    kv_counts(kv, &c);
+    CHECK(c.dram_ready == growing.ready && c.dram_bytes == growing.bytes);
+    return c.total[KV_DRAM] == c.free[KV_DRAM] && c.free[KV_DRAM] == kv_dram_available(kv)
+               ? c.free[KV_DRAM]
+               : UINT32_MAX;
+}
+
+static void dram_is_used_as_it_comes(void)
+{
+    struct backend_ops ops = rig_ops;
+    struct backend be = {&ops};
+    struct kv_config cfg = {.geo = kv_geometry_make(R, 2, 3, 8), .blocks = {{HBM, DRAM}}};
+    struct kv_counts c;
+    ops.alloc_host = grow_alloc;
+    ops.free_host = rig_free;
+    ops.host_progress = grow_progress;
+    size_t block = cfg.geo.block_bytes[LANE_SPARSE];
+    CHECK(kv_create(&kv, &be, &cfg) == OK);
+    is_int(dram_now(), 0, "at the start there is no block of DRAM");
+    growing.ready = 2 * block - 1;
+    is_int(dram_now(), 1, "one that is not there whole does not count");
+    growing.ready = 3 * block;
+    is_int(dram_now(), 3, "what has come is free");
+    growing.ended = true;
+    growing.why = "ulimit";
+    is_int(dram_now(), 3, "and when no more comes, the cache goes on with that");
+    kv_counts(kv, &c);
+    ok(c.dram_ended && strcmp(c.dram_why, "ulimit") == 0, "it says why: %s", c.dram_why);
+    uint32_t n_hit;
+    struct kv_seq s = {0};
+    const struct kv_open o = {
+        .tokens = toks, .n = 1, .max_rows = (HBM + 1) * R, .layout = {.seals = true}};
+    is_int(kv_seq_open(kv, &s, &o, 1, &n_hit), ERR_FULL,
+           "what would have fitted all of it is refused");
+    kv_destroy(kv);
+    ok(rig_held_bytes == 0, "and the arenas are given back");
+}
+
 int main(void)
 {
     static const uint32_t rows[] = {8, 16};
@@ -307,6 +366,7 @@ int main(void)
         two_writers_of_one_text_end_up_sharing();
         colliding_hashes_are_misses();
         counters_tell_the_hit_rate();
+        dram_is_used_as_it_comes();
     }
     return tap_done();
 }
