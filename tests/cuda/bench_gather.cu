@@ -298,22 +298,6 @@ int main(int argc, char **argv)
     uint8_t *dram = make_arena(arena);
     uint8_t *hbm = (uint8_t *)be->ops->alloc(be, hbm_bytes);
     must(hbm != NULL, "alloc");
-    if (argc > 2) { /* EXPERIMENT */
-        int f = atoi(argv[2]);
-        if (f & 1)
-            bench_pages(dram, arena, hbm, hbm_bytes, 8192);
-        if (f & 2)
-            bench_blocks(dram, arena, hbm, hbm_bytes, 2 << 20, false);
-        if (f & 4)
-            bench_resolve(dram, 64, 32, 0);
-        if (f & 8)
-            bench_resolve(dram, 1, 128, 0);
-        if (f & 16)
-            b->overlaps = false;
-        bench_resolve(dram, 1, 128, 2);
-        bench_resolve(dram, 1, 128, 5);
-        exit(0);
-    }
     bench_pages(dram, arena, hbm, hbm_bytes, 4096);
     bench_pages(dram, arena, hbm, hbm_bytes, 8192);
     bench_blocks(dram, arena, hbm, hbm_bytes, 2 << 20, false);
