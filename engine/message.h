@@ -45,8 +45,12 @@ struct msg_submit {
     uint32_t n_prompt, n_stop, n_bias;
     uint32_t max_tokens; /* 0: score the prompt only */
     uint32_t min_tokens;
-    int32_t logprobs;            /* -1: none, else top n */
-    int32_t prompt_logprobs;     /* -1: none, else top n: turns prefix hits off for this sequence */
+    int32_t logprobs;        /* -1: none, else top n */
+    int32_t prompt_logprobs; /* -1: none, else top n: turns prefix hits off for this sequence */
+    uint32_t
+        n_filled; /* `spind bench`, never the API: so many first positions of the prompt get random K
+                          and V instead of computed ones; less than n_prompt */
+    uint32_t pad;
     struct sparse_choice sparse; /* validated by the API; zeros: dense */
 };
 

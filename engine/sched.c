@@ -322,6 +322,8 @@ void sched_retire(struct sched *s, struct sequence *q, enum sequence_state to)
 /* Rows of q in one step, of `want`: see sched.h on sealing. */
 static uint32_t rows_in_step(const struct sched *s, const struct sequence *q, uint32_t want)
 {
+    if (sequence_fills(q))
+        want = min_u32(want, q->n_filled - q->n_computed);
     if (q->in == NULL)
         return want;
     if (sched_attends_by_plan(q) && q->kv.residence == KV_SPILLED)
@@ -393,7 +395,7 @@ static struct sequence *next_prompt(const struct sched *s, bool may_score)
     struct sequence *best = NULL;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q->n_scheduled > 0 || (!may_score && sequence_scores_prompt(q)))
+        if (q->n_scheduled > 0 || (!may_score && sequence_scores_prompt(q)) || sequence_fills(q))
             continue;
         bool due = q->n_bypassed >= SCHED_MAX_BYPASS;
         bool best_due = best != NULL && best->n_bypassed >= SCHED_MAX_BYPASS;
@@ -435,17 +437,32 @@ static void plan_prompts(struct sched *s)
     count_bypassed(s);
 }
 
+/* Rows that are made up come in steps of their own (a measurement's first ones). */
+static bool plan_fills(struct sched *s)
+{
+    for (uint32_t i = 0; i < s->n_running && s->plan_rows < s->max_rows;) {
+        struct sequence *q = s->running[i];
+        if (sequence_fills(q) && q->n_scheduled == 0)
+            plan_add(s, q, s->max_rows - s->plan_rows);
+        i = i < s->n_running && s->running[i] == q ? i + 1 : 0;
+    }
+    return s->plan_fills = s->n_plan > 0;
+}
+
 static void plan_step(struct sched *s, uint64_t now_us,
                       void (*admitted)(void *arg, struct sequence *q),
                       void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
     uint64_t retired = s->n_retired;
+    if (plan_fills(s))
+        return;
     plan_decodes(s);
     /* Admission before the prompts' share: a short new prompt may overtake a long one at once. After
      * somebody had to go nobody is admitted in the same step: that would undo it. */
     if (s->n_retired == retired)
         admit_waiting(s, now_us, admitted, refuse, arg);
-    plan_prompts(s);
+    if (s->n_plan > 0 || !plan_fills(s))
+        plan_prompts(s);
 }
 
 bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, struct sequence *q),

@@ -41,6 +41,7 @@ struct sched {
     struct sequence **plan;        /* [n_plan] of running: in the step, decodes first */
     uint32_t n_running, n_waiting, n_plan;
     uint32_t plan_rows, plan_decodes;
+    bool plan_fills; /* the step makes rows up and computes nothing: no other sequences are in it */
     struct sequence **buckets; /* id table */
     uint32_t n_buckets;
     uint32_t n_sequences;

@@ -11,7 +11,8 @@ static size_t message_bytes(const struct msg_submit *m)
 
 struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uint64_t now_us)
 {
-    CHECK(m->head.bytes >= message_bytes(m) && m->n_prompt > 0);
+    CHECK(m->head.bytes >= message_bytes(m) && m->n_prompt > 0 &&
+          (m->n_filled == 0 || (m->n_filled < m->n_prompt && m->prompt_logprobs < 0)));
     size_t max_rows = (size_t)m->n_prompt + m->max_tokens;
     size_t numbers = max_rows + m->n_stop + 2 * (size_t)m->n_bias;
     struct sequence *s = mem_try_alloc(sizeof *s + numbers * 4);
@@ -34,6 +35,8 @@ struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uin
         .prompt_logprobs = m->prompt_logprobs,
         .n_stop = m->n_stop,
         .n_bias = m->n_bias,
+        .n_filled = m->n_filled,
+        .is_private = m->n_filled > 0, /* what is made up is no tokens' */
         .salt = {m->salt[0], m->salt[1]},
         .sparse = m->sparse,
         .submitted_us = now_us,

@@ -31,6 +31,7 @@ struct sequence {
     uint32_t n_scored;    /* prompt tokens whose log-probability was reported, the first counted */
     uint32_t n_scheduled; /* rows of the step being planned or run */
     uint32_t n_bypassed;  /* chunks of younger prompts that went first */
+    uint32_t n_filled;    /* of the prompt: positions with random K and V (msg_submit) */
 
     struct sample_params params;
     int32_t logprobs, prompt_logprobs; /* -1: none */
@@ -72,6 +73,12 @@ static inline uint32_t sequence_left(const struct sequence *s)
 static inline bool sequence_decodes(const struct sequence *s)
 {
     return sequence_left(s) == 1 && sequence_n_output(s) > 0;
+}
+
+/* Its next rows are not computed but made up. */
+static inline bool sequence_fills(const struct sequence *s)
+{
+    return s->n_computed < s->n_filled;
 }
 
 static inline bool sequence_scores_prompt(const struct sequence *s)

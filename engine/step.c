@@ -152,6 +152,10 @@ static status run(struct step *st)
                             .seqs = st->seqs,
                             .logit_rows = st->logit_rows,
                             .attention = st->at};
+    if (st->sched->plan_fills) {
+        TRY(model_fill(st->model, &b));
+        return st->be->ops->sync(st->be);
+    }
     const void *logits = model_forward(st->model, &b);
     if (st->n_logits > 0) {
         const struct sample_args a = {.logits = logits,
@@ -236,14 +240,14 @@ static void settle(struct step *st, uint64_t now_us)
         struct sequence *q = s->plan[i];
         const struct batch_seq *b = &st->seqs[i];
         uint32_t end_row = b->first_row + b->n_rows, first_logit = next;
-        bool draws = wants_token(q), decodes = sequence_decodes(q);
+        bool draws = wants_token(q), decodes = sequence_decodes(q), fills = sequence_fills(q);
         bool good = settle_scores(st, q, &next, end_row);
         while (next < st->n_logits && st->logit_rows[next] < end_row)
             next++;
         q->n_computed += b->n_rows;
         q->n_scheduled = 0;
         q->planned = b->planned;
-        st->prompt_tokens += decodes ? 0 : b->n_rows;
+        st->prompt_tokens += decodes || fills ? 0 : b->n_rows;
         if (draws && next > first_logit && st->sample[next - 1].bad)
             good = false;
         if (!good)

@@ -36,6 +36,7 @@ void model_release(struct model *m)
             m->be->ops->free(m->be, *b[i].p, b[i].bytes);
         *b[i].p = NULL;
     }
+    model_fill_release(m);
     m->max_rows = m->max_logits = 0;
 }
 

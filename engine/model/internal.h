@@ -116,6 +116,10 @@ struct model {
     void *ff;     /* [max_rows][ff] */
     void *last;   /* [max_logits][hidden] rows that want logits, after the last attention */
     void *logits; /* [max_logits][vocab] */
+
+    /* fill.c; NULL: nothing was filled yet */
+    void *noise; /* like qkv, of some more rows */
+    size_t noise_bytes;
 };
 
 static inline size_t model_rope_bytes(const struct model_shape *s)
@@ -125,5 +129,6 @@ static inline size_t model_rope_bytes(const struct model_shape *s)
 
 /* Gives back the activations (forward.c). */
 void model_release(struct model *m);
+void model_fill_release(struct model *m);
 
 #endif

@@ -58,4 +58,9 @@ struct batch {
  * head (owned by the model, valid until the next call). Queues; errors come out of sync. */
 const void *model_forward(struct model *m, const struct batch *b);
 
+/* Appends random K and V for every row of the batch, and computes nothing: a context of any length in
+ * the time of writing it, for measurements. The numbers' spread is about that of a real model's.
+ * ERR_MEMORY. Queues. */
+status model_fill(struct model *m, const struct batch *b);
+
 #endif
