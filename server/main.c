@@ -56,14 +56,12 @@ static int inspect_run(int argc, char **argv, const struct outside *out)
     return code;
 }
 
-/* serve: over HTTP, any server's; else the engine, without one. */
+/* serve: over HTTP, any server's; else the engine alone. */
 static int bench_run(int argc, char **argv, const struct outside *out)
 {
-    (void)out;
     if (argc > 0 && strcmp(argv[0], "serve") == 0)
         return load_verb(argc - 1, argv + 1);
-    fprintf(stderr, "spind bench: there is serve\n");
-    return EXIT_USAGE;
+    return bench_verb(argc, argv, default_model(out));
 }
 
 static int version_run(int argc, char **argv, const struct outside *out)
@@ -83,7 +81,7 @@ static const struct verb {
     {"eval", "measure the quality of sparse attention on a model", evaluate_run},
     {"calibrate", "measure which heads look far back, for --head-policy razor", calibrate_run},
     {"locality", "measure how local recorded selections are", locality_run},
-    {"bench", "measure speed: a server's, over HTTP", bench_run},
+    {"bench", "measure speed: of steps, of prompts, of a server under load", bench_run},
     {"inspect", "say where the bytes are: of the flags of serve, or of http://HOST:PORT",
      inspect_run},
     {"version", "print the version", version_run},

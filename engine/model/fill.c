@@ -65,7 +65,8 @@ status model_fill(struct model *m, const struct batch *b)
                                       .n_seqs = b->n_seqs,
                                       .rope_cos = m->rope,
                                       .rope_sin = m->rope ? m->rope + table : NULL,
-                                      .qkv = (float *)m->noise + i * SHIFT * row_numbers(m)};
+                                      .qkv =
+                                          (float *)m->noise + (size_t)i * SHIFT * row_numbers(m)};
         m->be->ops->append(m->be, &a);
     }
     return OK;

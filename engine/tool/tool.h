@@ -12,6 +12,8 @@ int calibrate_verb(int argc, char **argv, const char *model);
 /* What `spind calibrate` does, without a word on stdout: a razor policy into out. period 0: the verb's. */
 status calibrate_policy(const char *model, const char *isa, uint32_t threads, uint32_t period,
                         const char *out);
+/* decode, prefill; `serve` is api/load's. */
+int bench_verb(int argc, char **argv, const char *model);
 int locality_verb(int argc, char **argv); /* needs no model */
 
 struct engine_config;

@@ -161,8 +161,8 @@ static void listen(struct engine *e, struct run *r, uint32_t until)
 }
 
 /* All at once, or one after the other. Every block must come home. */
-static void run(const struct engine_config *cfg, const struct ask *asks, uint32_t n, bool together,
-                struct run *r)
+__attribute__((unused)) static void run(const struct engine_config *cfg, const struct ask *asks,
+                                        uint32_t n, bool together, struct run *r)
 {
     struct engine *e = NULL;
     memset(r, 0, sizeof *r);
@@ -189,7 +189,7 @@ static bool same_answer(const struct answer *a, const struct answer *b)
            memcmp(a->logprobs, b->logprobs, a->n * sizeof a->logprobs[0]) == 0;
 }
 
-static uint32_t n_same(const struct run *a, const struct run *b, uint32_t n)
+__attribute__((unused)) static uint32_t n_same(const struct run *a, const struct run *b, uint32_t n)
 {
     uint32_t same = 0;
     for (uint32_t i = 0; i < n; i++)
