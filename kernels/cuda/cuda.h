@@ -58,7 +58,9 @@ bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need);
  *     (read from device memory) return at once;
  *   - a command never synchronises and never allocates: scratch is reserved before cuda_do. */
 typedef void cuda_run(struct cuda_backend *b, const void *params);
-void cuda_do(struct cuda_backend *b, cuda_run *run, const void *params, size_t bytes);
+void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const void *params,
+                size_t bytes);
+#define cuda_do(b, run, params, bytes) cuda_queue(b, run, #run, params, bytes)
 
 /* n rounded up by at most a quarter, such that few values occur: 1 2 3 4 5 6 7 8 10 12 14 16 20 ... */
 static inline size_t cuda_bucket(size_t n)

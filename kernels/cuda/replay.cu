@@ -10,6 +10,7 @@
  * used lists and graphs make room for new ones. */
 #include "kernels/cuda/replay.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,12 +22,15 @@ enum {
     MAX_GRAPHS = 192, /* batch sizes times buckets of lengths; some 100 KiB of device memory each */
     MAX_STRANGERS = 64, /* lists seen once */
     PARAMS_ALIGN = 16,
+    MAX_MARKS = 8192, /* of a step that is profiled */
+    MAX_TOTALS = 64,  /* kinds of commands */
 };
 
 /* Before each command's parameters. */
 struct alignas(PARAMS_ALIGN) head {
     cuda_run *run;
-    size_t bytes; /* of the parameters, rounded up */
+    const char *name;
+    size_t bytes, pad; /* of the parameters, rounded up */
 };
 
 struct list {
@@ -45,16 +49,87 @@ struct memory {
     bool never;            /* something in it cannot be captured */
 };
 
+/* A point in the stream: before a command, or (name NULL) behind the last one. */
+struct mark {
+    const char *name;
+    cudaEvent_t event;
+};
+
+struct profile {
+    struct mark marks[MAX_MARKS];
+    uint32_t n, n_totals;
+    struct {
+        const char *name;
+        double ms;
+        uint64_t n;
+    } totals[MAX_TOTALS];
+};
+
 } /* namespace */
 
 struct replay {
     struct list now;
     struct memory *memories; /* most recently used first */
+    struct profile *profile; /* NULL: not asked for */
 };
 
 struct replay *replay_create(void)
 {
-    return (struct replay *)mem_alloc(sizeof(struct replay));
+    struct replay *r = (struct replay *)mem_alloc(sizeof *r);
+    if (getenv("SPIND_CUDA_PROFILE") != NULL)
+        r->profile = (struct profile *)mem_alloc(sizeof *r->profile);
+    return r;
+}
+
+/* ---- SPIND_CUDA_PROFILE: what commands take, launched one by one; a table on stderr at the end ---- */
+
+static void profile_mark(struct profile *p, const char *name, cudaStream_t stream)
+{
+    if (p->n == MAX_MARKS)
+        return;
+    struct mark *m = &p->marks[p->n++];
+    m->name = name;
+    if (m->event == NULL)
+        cudaEventCreate(&m->event);
+    cudaEventRecord(m->event, stream);
+}
+
+static void profile_add(struct profile *p, const char *name, float ms)
+{
+    uint32_t i = 0;
+    while (i < p->n_totals && p->totals[i].name != name)
+        i++;
+    if (i == MAX_TOTALS)
+        return;
+    p->n_totals += i == p->n_totals;
+    p->totals[i].name = name;
+    p->totals[i].ms += ms;
+    p->totals[i].n++;
+}
+
+void replay_settle(struct replay *r)
+{
+    struct profile *p = r->profile;
+    if (p == NULL)
+        return;
+    for (uint32_t i = 0; i + 1 < p->n; i++) {
+        float ms = 0;
+        if (p->marks[i].name != NULL &&
+            cudaEventElapsedTime(&ms, p->marks[i].event, p->marks[i + 1].event) == cudaSuccess)
+            profile_add(p, p->marks[i].name, ms);
+    }
+    p->n = 0;
+}
+
+static void profile_tell(struct profile *p)
+{
+    for (uint32_t i = 0; i < p->n_totals; i++)
+        fprintf(stderr, "cuda profile: %-28s %8llu times %10.3f ms %9.2f us each\n",
+                p->totals[i].name, (unsigned long long)p->totals[i].n, p->totals[i].ms,
+                1e3 * p->totals[i].ms / (double)p->totals[i].n);
+    for (uint32_t i = 0; i < MAX_MARKS && p->marks[i].event != NULL; i++)
+        cudaEventDestroy(p->marks[i].event);
+    mem_free(p);
 }
 
 static void forget(struct memory *m)
@@ -73,11 +148,13 @@ void replay_destroy(struct replay *r)
         next = m->next;
         forget(m);
     }
+    if (r->profile != NULL)
+        profile_tell(r->profile);
     mem_free(r->now.bytes);
     mem_free(r);
 }
 
-void replay_add(struct replay *r, cuda_run *run, const void *params, size_t bytes)
+void replay_add(struct replay *r, cuda_run *run, const char *name, const void *params, size_t bytes)
 {
     struct list *l = &r->now;
     size_t room = (bytes + PARAMS_ALIGN - 1) / PARAMS_ALIGN * PARAMS_ALIGN;
@@ -89,7 +166,9 @@ void replay_add(struct replay *r, cuda_run *run, const void *params, size_t byte
     }
     struct head *h = (struct head *)(l->bytes + l->used);
     h->run = run;
+    h->name = name;
     h->bytes = room;
+    h->pad = 0;
     memset((uint8_t *)(h + 1) + room - (room > 0 ? PARAMS_ALIGN : 0), 0,
            room > 0 ? PARAMS_ALIGN : 0);
     memcpy(h + 1, params, bytes);
@@ -163,13 +242,17 @@ static void remember(struct replay *r, struct cuda_backend *b, uint64_t hash)
     make_room(r, b);
 }
 
-static void run_all(const struct list *l, struct cuda_backend *b)
+static void run_all(const struct list *l, struct cuda_backend *b, struct profile *p)
 {
     for (size_t at = 0; at < l->used && b->error == OK;) {
         const struct head *h = (const struct head *)(l->bytes + at);
+        if (p != NULL)
+            profile_mark(p, h->name, b->stream);
         h->run(b, h + 1);
         at += sizeof *h + h->bytes;
     }
+    if (p != NULL)
+        profile_mark(p, NULL, b->stream);
 }
 
 /* Captures the list into m's graph. Where that fails nothing has run: the list runs as it is, for good. */
@@ -179,7 +262,7 @@ static void capture(struct memory *m, const struct list *l, struct cuda_backend 
     status before = b->error;
     if (!cuda_ok(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed), "capture"))
         return;
-    run_all(l, b);
+    run_all(l, b, NULL);
     cudaError_t e = cudaStreamEndCapture(b->stream, &graph);
     if (e == cudaSuccess && b->error == before)
         e = cudaGraphInstantiate(&m->graph, graph, 0);
@@ -203,14 +286,15 @@ void replay_run(struct replay *r, struct cuda_backend *b)
         l->used = l->n = 0;
         return;
     }
-    struct memory *m = b->eager || l->n < MIN_COMMANDS ? NULL : recall(r, &hash);
+    bool eager = b->eager || r->profile != NULL || l->n < MIN_COMMANDS;
+    struct memory *m = eager ? NULL : recall(r, &hash);
     if (m != NULL && m->graph == NULL && !m->never)
         capture(m, l, b);
     if (m != NULL && m->graph != NULL)
         cuda_ok(b, cudaGraphLaunch(m->graph, b->stream), "launching a step");
     else
-        run_all(l, b);
-    if (m == NULL && l->n >= MIN_COMMANDS && !b->eager)
+        run_all(l, b, r->profile);
+    if (m == NULL && !eager)
         remember(r, b, hash);
     l->used = l->n = 0;
 }

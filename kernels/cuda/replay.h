@@ -10,9 +10,12 @@ struct replay;
 struct replay *replay_create(void);
 /* The stream must be idle. */
 void replay_destroy(struct replay *r);
-/* Appends a command; its parameters are copied. */
-void replay_add(struct replay *r, cuda_run *run, const void *params, size_t bytes);
+/* Appends a command; its parameters are copied. name: lives on. */
+void replay_add(struct replay *r, cuda_run *run, const char *name, const void *params,
+                size_t bytes);
 /* Runs what was appended, in order, on b->stream, and forgets it. Errors are noted with b. */
 void replay_run(struct replay *r, struct cuda_backend *b);
+/* The stream is idle: with SPIND_CUDA_PROFILE, adds up what commands took. */
+void replay_settle(struct replay *r);
 
 #endif

@@ -432,7 +432,7 @@ struct skinny_call {
     struct skinny_args args;
     struct skinny_plan plan;
     size_t shared;
-    bool pair;
+    bool pair, early;
 };
 
 template <int TILES, bool PAIR>
@@ -442,7 +442,7 @@ static bool launch(struct cuda_backend *b, const struct skinny_call *call)
     uint32_t most = b->linear->clusters[log2_of(p.split)] * p.per_sm;
     cudaLaunchAttribute attrs[2] = {};
     attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attrs[0].val.programmaticStreamSerializationAllowed = 1;
+    attrs[0].val.programmaticStreamSerializationAllowed = call->early;
     attrs[1].id = cudaLaunchAttributeClusterDimension;
     attrs[1].val.clusterDim.x = p.split;
     attrs[1].val.clusterDim.y = attrs[1].val.clusterDim.z = 1;
@@ -525,6 +525,10 @@ void cuda_skinny_run(struct cuda_backend *b, const struct linear_args *a, const 
     struct skinny_call c;
     memset(&c, 0, sizeof c);
     c.pair = a->mode == LINEAR_SWIGLU;
+    /* Blocks that come before the operation in front has ended crowd on the multiprocessors that have
+     * room, and stay there: a start that is 1 us earlier, for small weights; for large ones half of the
+     * bandwidth (8B, one row: 5.9 ms a step with it, 4.45 ms without). */
+    c.early = a->w->bytes < (8 << 20);
     c.plan = p;
     c.shared = cuda_skinny_shared(a, p);
     struct skinny_args *s = &c.args;

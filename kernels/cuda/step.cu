@@ -227,10 +227,11 @@ const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geome
 
 /* ---- commands ---- */
 
-void cuda_do(struct cuda_backend *b, cuda_run *run, const void *params, size_t bytes)
+void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const void *params,
+                size_t bytes)
 {
     if (b->error == OK)
-        replay_add(b->step->replay, run, params, bytes);
+        replay_add(b->step->replay, run, name, params, bytes);
 }
 
 /* Brings what was staged since the last time to the device. */
@@ -259,6 +260,7 @@ void cuda_step_end(struct cuda_backend *b)
     struct cuda_step *s = b->step;
     cuda_flush(b);
     cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
+    replay_settle(s->replay);
     b->n_steps++;
     s->used = 0;
     s->n_staged = 0;
