@@ -422,7 +422,12 @@ status model_load_dummy(struct model **out, struct backend *be, const char *path
     struct plan plan;
     struct dictionary words;
     TRY(hf_plan(&plan, &words, path));
-    status st = limit_positions(&plan, path, max_positions);
+    status st = OK;
+    if (max_positions > MAX_POSITIONS)
+        st = err(ERR_ARG, "%s: a context of %u was asked for, at most %d can be", path,
+                 max_positions, (int)MAX_POSITIONS);
+    else if (max_positions != 0) /* what was never trained has no length of its own */
+        plan.shape.max_positions = max_positions;
     if (st == OK)
         st = load_model(out, be, path, NULL, &plan, &words);
     else

@@ -28,8 +28,9 @@ struct model_info {
 /* Opens the file, checks it, packs the weights (with progress on the log) and closes it again.
  * max_positions: longest context wanted, 0 for the model's own. */
 status model_load(struct model **out, struct backend *be, const char *path, uint32_t max_positions);
-/* The same for a config.json of Hugging Face: its shape, weights made up (kernels/core/dummy.h), always the
- * same ones, and a vocabulary of bytes (tokenizer_create_numbered). For measurements. */
+/* The same for a config.json of Hugging Face, or the folder it is in: its shape, weights made up
+ * (kernels/core/dummy.h), always the same ones, and a vocabulary of bytes (tokenizer_create_numbered). For
+ * measurements; so max_positions may be more than the description says. */
 status model_load_dummy(struct model **out, struct backend *be, const char *path,
                         uint32_t max_positions);
 /* A model without weights for the mock backend: shape of the default model, byte tokenizer. */
