@@ -67,7 +67,8 @@ void config_print_help(const struct config *cfg)
         is_group = is_group || strcmp(groups[g].name, only) == 0;
     if (only != NULL && strcmp(only, "all") == 0)
         only = NULL;
-    printf("spind serve [MODEL] [options]    serves MODEL (a GGUF file) over the OpenAI API\n\n"
+    printf("spind serve [MODEL] [options]    serves MODEL (a GGUF file) over the OpenAI API\n"
+           "spind serve CONFIG.json --load-format dummy    the same with made-up weights\n\n"
            "--name VALUE or --name=VALUE; - and _ are the same in names; switches also as "
            "--no-NAME.\nNumbers: 32k = 32000, 32K = 32768. Order: flag, environment, --config "
            "file, default.\n--help=GROUP shows one group (");
