@@ -159,6 +159,7 @@ static void cuda_close(struct backend *be)
         (void)cudaStreamSynchronize(b->stream); /* what is still queued never runs */
     cuda_sample_close(b);
     cuda_prefill_close(b);
+    cuda_seal_close(b);
     cuda_attend_close(b);
     cuda_linear_close(b);
     cuda_resolve_close(b);
@@ -196,9 +197,9 @@ static const struct backend_ops cuda_ops = {
     .append = cuda_append,
     .attend = cuda_attend,
     /* The engine asks for these: without score every row attends everything. */
-    .digest_bytes = NULL,
-    .seal = NULL,
-    .unpermute = NULL,
+    .digest_bytes = cuda_digest_bytes,
+    .seal = cuda_seal,
+    .unpermute = cuda_unpermute,
     .score = NULL,
     .known_bytes = NULL,
     .known = NULL,
@@ -270,6 +271,7 @@ static status open_parts(struct cuda_backend *b)
     TRY(cuda_hot_open(b));
     TRY(cuda_resolve_open(b));
     TRY(cuda_prefill_open(b));
+    TRY(cuda_seal_open(b));
     return cuda_sample_open(b);
 }
 

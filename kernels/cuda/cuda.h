@@ -31,6 +31,7 @@ struct cuda_backend {
     struct cuda_hot *hot;           /* hot.cu */
     struct cuda_resolver *resolver; /* resolve.cu */
     struct cuda_prefill *prefill;   /* prefill.cu */
+    struct cuda_seal *seal;         /* seal.cu */
 };
 
 /* ---- backend.cu ---- */
@@ -132,6 +133,8 @@ void cuda_known(struct backend *be, const struct known_args *a);
 /* seal.cu, unpermute.cu, score.cu, select.cu, resolve.cu: each keeps its scratch, if any, behind a pointer
  * of struct cuda_backend, with an open and a close as above. */
 size_t cuda_digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d);
+status cuda_seal_open(struct cuda_backend *b);
+void cuda_seal_close(struct cuda_backend *b);
 void cuda_seal(struct backend *be, const struct seal_args *a);
 void cuda_unpermute(struct backend *be, const struct unpermute_args *a);
 void cuda_score(struct backend *be, const struct score_args *a);
