@@ -1,13 +1,15 @@
 /* Products through cuBLASLt, whose kernel for a shape is chosen by measurement.
  *
  * The library's own first choice was up to 9 % slower than its best on an H200 (gate and up of
- * Llama-3.1-8B at 64 rows; 2 to 5 % from 2048 rows on). So when a shape comes for the first time (a weight's
- * rows and columns, and the number of rows, rounded up to a power of two) all that it proposes run a few
- * times, and the fastest stays: 1 to 60 ms, once in a process, outside of any graph; without memory for it
- * the first proposal serves. Beyond SPLIT_ROWS rows nothing is proposed that splits the sum, since splitting
- * pays no more and the kernels that do not split add in one order: which of them was faster cannot be seen in
- * a result, nor how many rows came with a row (tests/cuda/linear.c sees to that). Up to there a proposal
- * must be faster by more than measurements differ. */
+ * Llama-3.1-8B at 64 rows; 2 to 5 % from 2048 rows on). So when a weight's shape comes for the first time,
+ * which is in the engine's warm-up, all that the library proposes for 16, 32, ... 8192 rows runs a few
+ * times, and the fastest stays: some tenths of a second in all for that model, once in a process; without
+ * memory for it the first proposal serves. Other numbers of rows take what the next power of two takes.
+ *
+ * Beyond SPLIT_ROWS rows nothing is proposed that splits the sum, since splitting pays no more and the
+ * kernels that do not split add in one order: which of them was faster cannot be seen in a result, nor how
+ * many rows came with a row (tests/cuda/linear.c sees to that). Up to there a proposal must be faster by more
+ * than measurements differ. */
 #include "kernels/cuda/linear.h"
 
 #include <algorithm>
@@ -19,11 +21,12 @@ namespace
 enum {
     PROPOSALS = 8,
     REPEATS = 4,
-    SLOTS = 1024,     /* of the table: a power of two, of which half may be used */
-    MOST_ROWS = 8192, /* larger products are alike */
-    SPLIT_ROWS = 64,  /* up to here sums may be split */
-    COLD_BYTES =
-        256 << 20 /* written between two runs: weights come from HBM, as they do in a step */
+    SLOTS = 1024,               /* of the table: a power of two, of which half may be used */
+    LEAST_ROWS = 16,            /* smaller products are alike, ... */
+    MOST_ROWS = 8192,           /* ... and so are larger ones */
+    SPLIT_ROWS = 64,            /* up to here sums may be split */
+    COLD_BYTES = 128 << 20,     /* written between two runs: weights come from HBM, as in a step */
+    MOST_OUT_BYTES = 512 << 20, /* larger results are not tried out ahead */
 };
 
 } /* namespace */
@@ -148,7 +151,7 @@ uint32_t choose(struct cuda_backend *b, const struct gemm_call *like,
 
 uint32_t power_of_two(uint32_t n)
 {
-    uint32_t p = 1;
+    uint32_t p = LEAST_ROWS;
     while (p < n && p < MOST_ROWS)
         p *= 2;
     return p;
@@ -166,21 +169,27 @@ struct gemm_entry *find_entry(struct cuda_linear *l, const struct gemm_shape *ke
 
 } /* namespace */
 
+static struct gemm_entry *entry_for(struct cuda_linear *l, const struct gemm_shape *s,
+                                    struct gemm_shape *key)
+{
+    if (l->gemms == NULL)
+        l->gemms = (struct gemm_entry *)mem_alloc(SLOTS * sizeof *l->gemms);
+    memset(key, 0, sizeof *key);
+    key->w_rows = s->w_rows;
+    key->pitch = s->pitch;
+    key->n = power_of_two(s->n);
+    key->align = s->align;
+    key->add = s->add;
+    key->half = s->half;
+    return find_entry(l, key);
+}
+
 bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c)
 {
     struct cuda_linear *l = b->linear;
     cublasLtMatmulHeuristicResult_t all[PROPOSALS];
-    if (l->gemms == NULL)
-        l->gemms = (struct gemm_entry *)mem_alloc(SLOTS * sizeof *l->gemms);
     struct gemm_shape key;
-    memset(&key, 0, sizeof key);
-    key.w_rows = c->shape.w_rows;
-    key.pitch = c->shape.pitch;
-    key.n = power_of_two(c->shape.n);
-    key.align = c->shape.align;
-    key.add = c->shape.add;
-    key.half = c->shape.half;
-    struct gemm_entry *e = find_entry(l, &key);
+    struct gemm_entry *e = entry_for(l, &c->shape, &key);
     if (e->key.w_rows != 0) {
         c->algo = e->algo;
         return true;
@@ -188,13 +197,29 @@ bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c)
     uint32_t n = propose(b, &c->shape, all);
     if (n == 0)
         return cuda_ok(b, cudaErrorUnknown, "linear: cuBLASLt has no kernel");
-    c->algo = all[choose(b, c, all, n)].algo;
-    if (2 * l->n_gemms < SLOTS) {
+    bool room = 2 * l->n_gemms < SLOTS;
+    c->algo = all[room ? choose(b, c, all, n) : 0].algo;
+    if (room) {
         e->key = key;
         e->algo = c->algo;
         l->n_gemms++;
     }
     return true;
+}
+
+bool cuda_gemm_is_known(struct cuda_backend *b, const struct gemm_shape *s)
+{
+    struct gemm_shape key;
+    return entry_for(b->linear, s, &key)->key.w_rows != 0;
+}
+
+void cuda_gemm_warm(struct cuda_backend *b, const struct gemm_call *like, uint32_t most)
+{
+    struct gemm_call c = *like;
+    size_t row = (size_t)c.shape.w_rows * (c.shape.half ? 2 : 4);
+    for (c.shape.n = LEAST_ROWS; c.shape.n <= std::min(most, (uint32_t)MOST_ROWS); c.shape.n *= 2)
+        if (c.shape.n * row <= MOST_OUT_BYTES)
+            (void)cuda_gemm_prepare(b, &c);
 }
 
 bool cuda_gemm_run(struct cuda_backend *b, const struct gemm_call *c)

@@ -11,9 +11,11 @@
 
 enum {
     PREPARE_THREADS = 256,
-    SCRATCH_BYTES = 256 << 20,  /* gate and up of 4096 rows of Llama-3.1-8B */
-    MAX_ROWS = 32768,           /* rows are a grid's y in swiglu_kernel */
-    HALF_ROWS = 64,             /* up to here there may be another way than the wide one */
+    SCRATCH_BYTES = 256 << 20, /* gate and up of 4096 rows of Llama-3.1-8B */
+    MAX_ROWS = 32768,          /* rows are a grid's y in swiglu_kernel */
+    HALF_ROWS = 64,            /* up to here there may be another way than the wide one */
+    WARM_ROWS = 8192,
+    WARM_BYTES = 4 << 20,       /* of a matrix; choosing for a smaller one takes no time */
     WORKSPACE_BYTES = 64 << 20, /* cuBLASLt's; 32 MiB are said to be enough for it on Hopper */
 };
 
@@ -273,6 +275,30 @@ void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const
             return;
 }
 
+/* The first call of a large matrix, in the engine's warm-up, chooses cuBLASLt's kernels for all numbers of
+ * rows: later it would delay somebody's answer. */
+static void warm_up(struct cuda_backend *b, const struct linear_args *a)
+{
+    const struct weight *w = a->w;
+    uint32_t most = std::min(rows_at_a_time(a), (uint32_t)WARM_ROWS);
+    struct gemm_call c;
+    memset(&c, 0, sizeof c);
+    c.shape.w_rows = w->rows;
+    c.shape.pitch = w->pitch;
+    c.shape.n = std::min(most, 16u); /* if this is known, the others are */
+    c.shape.align = 16;
+    c.shape.add = a->mode == LINEAR_ADD;
+    c.shape.half = a->mode == LINEAR_SWIGLU;
+    if (w->bytes < WARM_BYTES || cuda_gemm_is_known(b, &c.shape))
+        return;
+    if (!cuda_reserve(b, &b->linear->x, &b->linear->x_bytes,
+                      cuda_bucket(most) * w->pitch * sizeof(__nv_bfloat16)))
+        return;
+    c.w = w->values;
+    c.x = (const __nv_bfloat16 *)b->linear->x;
+    cuda_gemm_warm(b, &c, most);
+}
+
 /* True if the list says nothing: then it need not be staged, nor read. */
 static bool in_order(const uint32_t *rows, uint32_t n)
 {
@@ -291,6 +317,7 @@ void cuda_linear(struct backend *be, const struct linear_args *a)
     if (!in_order(a->rows, a->n_rows) &&
         (rows = (const uint32_t *)cuda_stage(b, a->rows, a->n_rows * sizeof *rows)) == NULL)
         return;
+    warm_up(b, a);
     struct skinny_plan p = {};
     if (a->n_rows <= SKINNY_ROWS)
         p = cuda_skinny_plan(b, a);

@@ -59,6 +59,9 @@ struct gemm_call {
 /* Fills in algo; the rest is valid, and x may hold anything. For the host part of an operation: may run
  * and wait. false after an error. */
 bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c);
+/* Chooses for shapes like this one of 16 to `most` rows; x has room for those. is_known: of one. */
+void cuda_gemm_warm(struct cuda_backend *b, const struct gemm_call *like, uint32_t most);
+bool cuda_gemm_is_known(struct cuda_backend *b, const struct gemm_shape *s);
 /* For a command. */
 bool cuda_gemm_run(struct cuda_backend *b, const struct gemm_call *c);
 
