@@ -145,12 +145,12 @@ bool api_stalled(const struct api *a)
 
 bool api_unready(const struct api *a, struct api_error *e)
 {
-    if (a->draining)
+    if (a->engine_dead) /* which is why it shuts down */
+        error_set(e, 503, "engine_dead", NULL, "The engine has stopped: %.200s", a->engine_error);
+    else if (a->draining)
         error_set(e, 503, "shutting_down", NULL, "The server is shutting down.");
     else if (a->info == NULL)
         error_set(e, 503, "loading_model", NULL, "Loading model");
-    else if (a->engine_dead)
-        error_set(e, 503, "engine_dead", NULL, "The engine has stopped: %.200s", a->engine_error);
     else if (api_stalled(a))
         error_set(e, 503, "engine_stalled", NULL, "The engine does not answer.");
     else

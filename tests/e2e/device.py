@@ -4,16 +4,16 @@ import os
 import subprocess
 
 import _server
-from _server import BUILD, Server, clean_env, done, equal, ok
-from _spind import COMPLETION, MODEL, PATIENCE, ask, complete, kept, settles
+from _server import BUILD, Server, clean_env, done, equal, eventually, ok
+from _spind import COMPLETION, MODEL, PATIENCE, ask, complete, cstream, get, kept, metrics, settles
 
 STAND_IN = os.path.join(BUILD, "tests", "plugin", "dense-cuda.so")
 ABSENT = os.path.join(BUILD, "there-is-no.so")
 
 
-def serve(*args, library):
+def serve(*args, library, **env):
     device = [] if "--device" in args else ["--device", "auto"]
-    server = kept(Server(*device, *args, MODEL, key=None, wait=False, env=clean_env(SPIND_CUDA_LIBRARY=library)))
+    server = kept(Server(*device, *args, MODEL, key=None, wait=False, env=clean_env(SPIND_CUDA_LIBRARY=library, **env)))
     if not server._ready.wait(PATIENCE) or "listening on" not in server.log:
         raise RuntimeError("the server did not get ready: " + server.log)
     return server
@@ -61,7 +61,38 @@ def auto_says_what_it_chose():
         server.stop()
 
 
+def pinned(server):
+    return next(v for name, v in metrics(server).items() if name.startswith("spind_kv_dram_pinned_bytes"))
+
+
+def its_second_tier_comes_behind_the_start():
+    cuda = ["--device", "cuda", "--max-model-len", "1024", "--kv-dram", "160M"]
+    server = serve(*cuda, library=STAND_IN, STAND_IN_DRAM="16")
+    ok("pinned" not in server.log.split("listening on")[0], "it serves before the second tier is there", server.log)
+    ok(eventually(lambda: pinned(server) > 150 << 20, PATIENCE), "the gauge grows to all of it", server.log)
+    ok(eventually(lambda: "DRAM tier: 0.2 of 0.2 GiB pinned after" in server.log, PATIENCE), "and the log tells", server.log)
+    equal(complete(server, max_tokens=4).status, 200, "it serves")
+    server.stop()
+    server = serve(*cuda, library=STAND_IN, STAND_IN_DRAM="-32")
+    ok(eventually(lambda: "ulimit -l); going on with 0.0" in server.log, PATIENCE), "what cannot be pinned is said, and what to do", server.log)
+    ok(complete(server, max_tokens=4).status == 200 and 32 << 20 <= pinned(server) < 48 << 20, "it serves with what it has")
+    server.stop()
+
+
+def a_broken_device_ends_the_work_of_the_daemon():
+    server = serve("--device", "cuda", "--max-model-len", "1024", library=STAND_IN, STAND_IN_FAILS="12")
+    got = cstream(server, max_tokens=200, ignore_eos=True)
+    ok(b'"error":{"message":"The device failed' in got.raw, "its stream ends with an error event", got.raw[-300:])
+    ok(eventually(lambda: get(server, "/health").status == 503, PATIENCE), "/health knows it after that one step", server.log)
+    got = get(server, "/health")
+    ok("cudaErrorIllegalAddress" in got.error["message"], f"and says why: {got.error['message']}", got)
+    equal(server.log.count("step failed"), 1, "no other request had to fail for that", server.log)
+    server.stop()
+
+
 a_device_without_plug_ins()
+its_second_tier_comes_behind_the_start()
+a_broken_device_ends_the_work_of_the_daemon()
 what_it_cannot_do_is_refused()
 auto_says_what_it_chose()
 done()

@@ -1,11 +1,20 @@
 /* Stands in for libspind_cuda.so where no GPU is: the CPU backend behind the name and the table of the
- * CUDA backend, without what that does not have yet. With FAULT_* it is one that must be refused. */
+ * CUDA backend, without what that does not have yet. With FAULT_* it is one that must be refused.
+ *
+ * STAND_IN_FAILS=N: from its N-th sync on the device is broken. STAND_IN_DRAM=N: it has a second tier, of
+ * which each look finds N MiB more; with a minus before it, no more than that ever comes. */
 #include "kernels/cuda_api.h"
+
+#include <stdlib.h>
 
 struct stand_in {
     struct backend base;
     struct backend *host;
     struct backend_ops ops;
+    long n_syncs, fails_at, grows;           /* grows: bytes */
+    struct host_progress dram[LANE_CLASSES]; /* of each arena */
+    const void *arenas[LANE_CLASSES];
+    int n_arenas;
 };
 
 #define HOST(be) (((struct stand_in *)(void *)(be))->host)
@@ -43,8 +52,38 @@ static void stand_in_copy(struct backend *be, void *dst, const void *src, size_t
     HOST(be)->ops->copy(HOST(be), dst, src, bytes);
 }
 
+static void *stand_in_alloc_host(struct backend *be, size_t bytes)
+{
+    struct stand_in *s = (struct stand_in *)(void *)be;
+    int i = s->n_arenas % LANE_CLASSES; /* one that measures the bus was given back before */
+    void *p = stand_in_alloc(be, bytes);
+    s->n_arenas++;
+    s->dram[i] = (struct host_progress){.bytes = bytes};
+    s->arenas[i] = p;
+    return p;
+}
+
+static void stand_in_progress(struct backend *be, const void *p, struct host_progress *out)
+{
+    struct stand_in *s = (struct stand_in *)(void *)be;
+    struct host_progress *d = s->dram;
+    uint64_t more = (uint64_t)labs(s->grows);
+    for (int i = 0; i < LANE_CLASSES; i++)
+        d = s->arenas[i] == p ? &s->dram[i] : d;
+    if (!d->ended) {
+        d->ready = d->ready + more < d->bytes ? d->ready + more : d->bytes;
+        d->ended = d->ready == d->bytes || s->grows < 0;
+    }
+    if (d->ended && d->ready < d->bytes)
+        d->why = "no more could be pinned: raise the limit of locked memory (ulimit -l)";
+    *out = *d;
+}
+
 static status stand_in_sync(struct backend *be)
 {
+    struct stand_in *s = (struct stand_in *)(void *)be;
+    if (s->fails_at > 0 && ++s->n_syncs >= s->fails_at)
+        return err(ERR_DEVICE, "cuda: a step: cudaErrorIllegalAddress (a stand-in)");
     return HOST(be)->ops->sync(HOST(be));
 }
 
@@ -97,6 +136,14 @@ static status stand_in_open(struct backend **out, const struct cuda_options *o)
                                   .append = stand_in_append,
                                   .attend = stand_in_attend,
                                   .sample = stand_in_sample};
+    const char *fails = getenv("STAND_IN_FAILS"), *dram = getenv("STAND_IN_DRAM");
+    s->fails_at = fails != NULL ? atol(fails) : 0;
+    if (dram != NULL) {
+        s->grows = atol(dram) << 20;
+        s->ops.alloc_host = stand_in_alloc_host;
+        s->ops.free_host = stand_in_free;
+        s->ops.host_progress = stand_in_progress;
+    }
     s->base.ops = &s->ops;
     *out = &s->base;
     return OK;
