@@ -90,9 +90,14 @@ static const cJSON *member(const cJSON *o, const char *key)
     return cJSON_IsNull(v) ? NULL : v;
 }
 
+static const char *text_of(const cJSON *v) /* "": not a string */
+{
+    return v != NULL && cJSON_IsString(v) ? v->valuestring : "";
+}
+
 static bool is_text(const cJSON *v, const char *text)
 {
-    return cJSON_IsString(v) && strcmp(v->valuestring, text) == 0;
+    return cJSON_IsString(v) && strcmp(text_of(v), text) == 0;
 }
 
 static status read_number(const struct reader *r, const cJSON *o, const char *key, double lo,
@@ -152,16 +157,16 @@ static status read_family(struct plan *p, const struct reader *r)
     const cJSON *classes = member(r->root, "architectures"), *type = member(r->root, "model_type");
     const cJSON *first = cJSON_IsArray(classes) ? classes->child : NULL;
     if (cJSON_IsString(first))
-        p->family = family_of_class(first->valuestring);
+        p->family = family_of_class(text_of(first));
     else if (cJSON_IsString(type))
-        p->family = family_of_type(type->valuestring);
+        p->family = family_of_type(text_of(type));
     else
         return err(ERR_FORMAT, "%s: neither \"architectures\" nor \"model_type\" names the model",
                    r->name);
     if (p->family != NULL)
         return OK;
     return err(ERR_FORMAT, "%s: the architecture is \"%.64s\"; spind serves " FAMILY_NAMES, r->name,
-               cJSON_IsString(first) ? first->valuestring : type->valuestring);
+               text_of(cJSON_IsString(first) ? first : type));
 }
 
 static status check_layer_types(const struct reader *r)
@@ -253,7 +258,7 @@ static status read_rope(struct plan *p, const struct reader *r)
     if (!is_text(type, "linear"))
         return err(ERR_FORMAT,
                    "%s: \"%s\": rope_type \"%.32s\" is not served; default, linear and llama3 are",
-                   r->name, key, cJSON_IsString(type) ? type->valuestring : "");
+                   r->name, key, text_of(type));
     TRY(read_number(r, o, "factor", 1e-3, 1e6, 0, &divisor));
     p->rope_divisor = (float)divisor;
     return OK;

@@ -76,10 +76,10 @@ struct plan {
 };
 
 status llama_plan(struct plan *p, const struct gguf *g);
-/* From a config.json; tensors have names and shapes and no data. end_ids: see struct dictionary. */
-status hf_plan(struct plan *p, struct dictionary *v, const char *path);
+/* From a config.json, or the folder it is in: tensors have names and shapes and no data. */
+status hf_plan(struct plan *p, struct dictionary *d, const char *path);
 /* The same from a text of len bytes with a NUL behind it; name: for errors. */
-status hf_plan_text(struct plan *p, struct dictionary *v, const char *text, size_t len,
+status hf_plan_text(struct plan *p, struct dictionary *d, const char *text, size_t len,
                     const char *name);
 bool hf_is_config(const char *path); /* the file begins as a JSON object does */
 void plan_fini(struct plan *p);

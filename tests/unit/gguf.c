@@ -459,6 +459,33 @@ static void tensors_must_be_there(void)
     bytes_free(&f);
 }
 
+/* A family's own tensors must be there, and no other family's. */
+static void families_have_what_they_have(void)
+{
+    static const struct {
+        const char *arch, *leave_out, *add, *want;
+    } cases[] = {
+        {"qwen2", "blk.1.attn_v.bias", NULL, "tensor blk.1.attn_v.bias is missing"},
+        {"qwen3", "blk.0.attn_k_norm.weight", NULL, "tensor blk.0.attn_k_norm.weight is missing"},
+        {"qwen2", NULL, "blk.0.attn_output.bias", "such biases are not served for qwen2"},
+        {"qwen3", NULL, "blk.0.attn_q.bias", "biases are not served for qwen3"},
+        {"llama", NULL, "blk.0.attn_q_norm.weight", "norms of heads are not served for llama"},
+        {"qwen3", "qwen3.block_count", NULL, "key qwen3.block_count is missing"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct gguf_writer w = {.leave_out = cases[i].leave_out};
+        const uint64_t ne = 64;
+        tiny_model(&w, &(struct tiny_spec){.arch = cases[i].arch});
+        if (cases[i].add != NULL)
+            gw_tensor(&w, cases[i].add, DTYPE_F32, 1, &ne, NULL, 256);
+        struct bytes f = gw_finish(&w);
+        if (!ok(read_file(f, true) == ERR_FORMAT && strstr(err_text(), cases[i].want), "%s",
+                cases[i].want))
+            printf("#   got %s\n", err_text());
+        bytes_free(&f);
+    }
+}
+
 static void item_10_the_vocabulary(void)
 {
     wrong_u32("tokenizer.ggml.eos_token_id", TINY_VOCAB, "allowed are 0 to 262",
@@ -643,6 +670,7 @@ int main(int argc, char **argv)
     item_7_types_of_known_keys();
     item_8_tensors();
     item_9_ranges();
+    families_have_what_they_have();
     item_10_the_vocabulary();
     tensors_must_be_there();
     a_file_cut_short_while_open_is_survived(dir);
