@@ -24,7 +24,11 @@
 
 enum {
     CUDA_TILE = 64,        /* positions of a step of the online softmax */
-    CUDA_SPLIT = 1024,     /* of rows that attend by position; a multiple of CUDA_TILE */
+    CUDA_SHORT = 128,      /* rows that attend by position: so long are the first splits, ... */
+    CUDA_SHORTS = 16,      /* ... so many of them; ... */
+    CUDA_MIDDLE = 256,     /* ... then so long ... */
+    CUDA_MIDDLES = 24,     /* ... these; ... */
+    CUDA_LONG = 1024,      /* ... and so long all others. Multiples of CUDA_TILE */
     CUDA_PLAN_SPLIT = 256, /* of planned rows: one sequence of 2,600 rows keeps all SMs at work */
     CUDA_ESTIMATES = 256,  /* estimated partitions of a split; ... */
     CUDA_CODED = 128,      /* ... with row codes, which take longer */
@@ -36,6 +40,27 @@ enum {
     CUDA_MAX_DIM = 256,
     CUDA_MAX_KV_HEADS = 128,
 };
+
+/* Of rows that attend by position: splits of a stretch of so many, and where in it a split begins. A short
+ * context has many, to keep all SMs at work; a long one has few results to fold. */
+static inline __host__ __device__ uint32_t attend_split_begin(uint32_t split)
+{
+    if (split <= CUDA_SHORTS)
+        return split * CUDA_SHORT;
+    if (split <= CUDA_SHORTS + CUDA_MIDDLES)
+        return CUDA_SHORTS * CUDA_SHORT + (split - CUDA_SHORTS) * CUDA_MIDDLE;
+    return CUDA_SHORTS * CUDA_SHORT + CUDA_MIDDLES * CUDA_MIDDLE +
+           (split - CUDA_SHORTS - CUDA_MIDDLES) * CUDA_LONG;
+}
+static inline uint32_t attend_splits(uint32_t positions)
+{
+    uint32_t shorts = CUDA_SHORTS * CUDA_SHORT, middles = shorts + CUDA_MIDDLES * CUDA_MIDDLE;
+    if (positions <= shorts)
+        return (positions + CUDA_SHORT - 1) / CUDA_SHORT;
+    if (positions <= middles)
+        return CUDA_SHORTS + (positions - shorts + CUDA_MIDDLE - 1) / CUDA_MIDDLE;
+    return CUDA_SHORTS + CUDA_MIDDLES + (positions - middles + CUDA_LONG - 1) / CUDA_LONG;
+}
 
 /* Who folds the partial results of a task's splits. */
 enum attend_fold {
@@ -57,8 +82,8 @@ struct attend_task {
                          one in all */
     uint32_t counter; /* FOLD_LAST: of CTAs that arrived */
     uint16_t head, n_rows;
-    uint16_t n_items;    /* CTAs of the task */
-    uint16_t split_rows; /* positions of a split */
+    uint16_t n_items; /* CTAs of the task */
+    uint16_t planned; /* splits are of CUDA_PLAN_SPLIT */
     uint8_t class_, fold;
 };
 

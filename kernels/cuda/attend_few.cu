@@ -9,6 +9,7 @@
  * CTAs of planned rows come first: they learn from device memory what they attend, and those beyond
  * the end of their list have nothing to do but arrive. `known` is the same for the sinks' pages
  * and the tail, whose partial results stay. Op: attend, known. */
+#include "kernels/cuda/attend_estimate.h"
 #include "kernels/cuda/attend_last.h"
 #include "kernels/cuda/attend_shape.h"
 
@@ -133,6 +134,8 @@ struct work {
     float *tail;               /* of `known`: partial results of the tail go there; else NULL */
     float *lse;                /* of `known`: masses go there; else NULL */
     uint32_t estimate, end_estimate; /* splits of estimates; then there are no others */
+    uint32_t entry, n_entries;       /* of a set; its estimates */
+    const uint32_t *records;
 };
 
 /* Partial results of a split: o [n][DP], ml [n]. */
@@ -359,33 +362,37 @@ __device__ bool find_planned(const struct attend_call *c, struct work *w, struct
     const struct attend_set *s = &c->set;
     const uint32_t entry = blockIdx.x / s->n_items, item = blockIdx.x % s->n_items;
     const uint32_t head = entry % c->kv_heads, cap = s->page_cap << c->page_shift;
+    const bool known = s->lse != NULL; /* sinks, through the block table, instead of a list */
     const struct cuda_row *row = &s->rows[entry / c->kv_heads];
     const uint32_t batch_row = row->row, pos = row->pos, n_segments = row->n_segments;
     const block_id *blocks = row->blocks;
+    w->entry = entry;
+    w->records = row->records;
     if (c->lanes[head] >> LANE_CLASS_SHIFT != LANE_SPARSE || batch_row == ~0u)
         return false;
     w->pages = lane_pages_of(c, head, LANE_SPARSE);
-    w->pages.first = s->pages != NULL ? s->pages + (size_t)entry * s->page_cap : blocks;
+    w->pages.first = known ? blocks : s->pages + (size_t)entry * s->page_cap;
     w->pages.table = blocks;
     w->pages.masks = s->masks != NULL ? s->masks + (size_t)entry * s->page_cap : NULL;
     w->pages.n_first = ~0u;
     wait_for_kernel_before();
     /* Pages of the first tile are asked for before it is known how many there are. */
-    struct cursor u = {0, item * s->per_item.pages * CUDA_PLAN_SPLIT, s->pages != NULL ? cap : 0};
-    if (item < s->items.pages)
+    struct cursor u = {0, item * s->per_item.pages * CUDA_PLAN_SPLIT, cap};
+    if (item < s->items.pages && !known)
         find_pages<true>(&w->pages, &u, ids);
-    const uint32_t first_end = s->pages != NULL ? s->n_pages[entry] << c->page_shift : s->sink_rows;
-    const uint32_t n_entries = s->items.estimates > 0 ? s->n_estimates[entry] : 0;
+    const uint32_t n_pages = known ? 0 : s->n_pages[entry];
+    const uint32_t n_entries =
+        s->items.estimates > 0 ? min(s->n_estimates[entry], s->estimate_cap) : 0;
     struct attend_task *k = &w->k;
     memset(k, 0, sizeof *k);
     k->row = batch_row;
     k->n_rows = 1;
     k->pos = pos;
     k->head = (uint16_t)head;
-    k->first_end = min(first_end, cap);
+    k->first_end = known ? s->sink_rows : min(n_pages << c->page_shift, cap);
     k->begin = n_segments * SEGMENT_ROWS;
     k->end = pos + 1;
-    k->split_rows = CUDA_PLAN_SPLIT;
+    k->planned = 1;
     k->n_first = plan_splits(k->first_end);
     k->partial = s->partial + entry * s->n_slots * c->group;
     k->counter = s->counter + entry;
@@ -403,9 +410,10 @@ __device__ bool find_planned(const struct attend_call *c, struct work *w, struct
         s->tail != NULL ? s->tail + (size_t)entry * attend_tail_floats(c->group, DP) : NULL;
     p.tail_o = tail;
     p.tail_ml = (const float2 *)(tail + (size_t)CUDA_TAIL_SPLITS * c->group * DP);
-    w->lse = s->lse != NULL ? s->lse + (size_t)entry * c->group : NULL;
-    w->tail = s->lse != NULL ? tail : NULL;
+    w->lse = known ? s->lse + (size_t)entry * c->group : NULL;
+    w->tail = known ? tail : NULL;
     w->parts = p;
+    w->n_entries = n_entries;
     k->n_splits = k->n_first + (s->items.tail > 0 ? p.n_table : 0);
     w->estimate = w->end_estimate = 0;
     if (item < s->items.pages) {
@@ -421,13 +429,40 @@ __device__ bool find_planned(const struct attend_call *c, struct work *w, struct
     if (k->split >= k->end_split)
         return true;
     cursor_enter(&u, k);
-    if (item >= s->items.pages || s->pages == NULL)
+    if (item >= s->items.pages || known)
         find_pages<true>(&w->pages, &u, ids);
     const uint32_t at = u.pos + threadIdx.x / 32 * 16;
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
         ids->pages[i] = at + i * 8 < u.end ? ids->pages[i] : 0;
     return true;
+}
+
+/* Runs the splits of estimates of a CTA. */
+template <int DP, bool WHOLE>
+__device__ void run_estimates(const struct attend_call *c, const struct work *w, uint8_t *memory)
+{
+    static_assert(sizeof(struct estimate_memory<DP>) <= few<DP>::BYTES, "fits");
+    const struct attend_set *s = &c->set;
+    struct estimates e;
+    e.s = s;
+    e.records = w->records;
+    e.scores = s->scores + (size_t)w->entry * c->group * s->stride;
+    e.digests = s->records + (size_t)(c->lanes[w->k.head] & ((1u << LANE_CLASS_SHIFT) - 1)) *
+                                 s->record_lane_bytes;
+    if (s->coded) {
+        const float *q = c->q + w->k.row * c->q_stride + (size_t)w->k.head * c->group * c->dim;
+        const uint8_t *first = e.digests + (size_t)w->records[0] * s->record_bytes;
+        codes_query(&((struct estimate_memory<DP> *)memory)->codes, q, c->dim, c->group,
+                    c->plain_scale, first + s->layout.codes);
+    }
+    for (uint32_t i = w->estimate; i < w->end_estimate; i++) {
+        const uint32_t first = i * s->estimate_split;
+        e.list = s->estimates + (size_t)w->entry * s->estimate_cap + first;
+        e.n = min(w->n_entries - first, s->estimate_split);
+        size_t at = w->k.partial + (size_t)(w->parts.estimate_slot + i) * c->group;
+        estimate_split<DP, WHOLE>(c, &e, memory, c->part_o + at * DP, c->part_ml + at);
+    }
 }
 
 /* The last CTA of a task ends it. */
@@ -467,6 +502,8 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
     }
     if (w.k.split < w.k.end_split)
         run_splits<DP, WHOLE>(&c, &w, &ids, memory, &x, &masks, first_bad);
+    else if (w.estimate < w.end_estimate)
+        run_estimates<DP, WHOLE>(&c, &w, memory);
     if (w.k.fold == FOLD_LAST)
         end_task<DP>(&c, &w);
 }

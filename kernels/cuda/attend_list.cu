@@ -85,11 +85,6 @@ void *grow(struct room *r, size_t need)
     return q;
 }
 
-uint32_t splits_of(uint32_t positions)
-{
-    return (positions + CUDA_SPLIT - 1) / CUDA_SPLIT;
-}
-
 /* Where the recent rows of a STREAM lane begin for the row at pos; 0: it attends everything. */
 uint32_t window_begin(const struct kv_geometry *g, uint32_t pos)
 {
@@ -127,13 +122,12 @@ bool add_tasks(struct plan *p, const struct batch_seq *q, uint32_t class_, const
     k.pos = q->first_pos + row;
     k.end = k.pos + n_rows;
     k.class_ = (uint8_t)class_;
-    k.split_rows = CUDA_SPLIT;
     if (class_ == LANE_STREAM) {
         k.begin = window_begin(g, k.pos);
         k.first_end = k.begin > 0 ? g->stream_sinks : 0;
     }
-    k.n_first = splits_of(k.first_end);
-    k.n_splits = k.n_first + splits_of(k.end - k.begin);
+    k.n_first = attend_splits(k.first_end);
+    k.n_splits = k.n_first + attend_splits(k.end - k.begin);
     for (uint32_t h = 0; h < g->kv_heads; h++) {
         k.head = (uint16_t)h;
         if (p->classes[h] == class_)
@@ -183,30 +177,53 @@ bool add_seqs(struct plan *p)
     return true;
 }
 
-/* Splits of a FEW task that one CTA takes: few enough for all SMs to be at work to the end. */
-uint32_t few_per_item(const struct plan *p)
+/* Positions that a task attends, and those before a split of it. */
+uint32_t positions_of(const struct attend_task *k)
 {
-    size_t splits = 0, items = (size_t)p->b->sms * ITEMS_PER_SM;
-    for (uint32_t i = 0; i < p->few.n; i++)
-        splits += p->few.list[i].n_splits;
-    return (uint32_t)(splits > items ? (splits + items - 1) / items : 1);
+    return k->first_end + k->end - k->begin;
 }
 
-/* Splits of a MANY task that one CTA takes: all, where there are tasks enough. */
-uint32_t many_per_item(const struct plan *p)
+uint32_t positions_before(const struct attend_task *k, uint32_t split)
 {
-    size_t splits = 0, partials = 0, most = 0;
+    uint32_t end = k->end - k->begin;
+    if (split < k->n_first)
+        return attend_split_begin(split);
+    uint32_t at = attend_split_begin(split - k->n_first);
+    return k->first_end + (at < end ? at : end);
+}
+
+/* Positions of a FEW task for one CTA: few enough for all SMs to be at work to the end. */
+size_t few_share(const struct plan *p)
+{
+    size_t all = 0, items = (size_t)p->b->sms * ITEMS_PER_SM;
+    for (uint32_t i = 0; i < p->few.n; i++)
+        all += positions_of(&p->few.list[i]);
+    return (all + items - 1) / items;
+}
+
+/* Of a MANY task: all, where there are tasks enough. */
+size_t many_share(const struct plan *p)
+{
+    size_t all = 0, partials = 0;
     for (uint32_t i = 0; i < p->many.n; i++) {
         const struct attend_task *k = &p->many.list[i];
-        splits += k->n_splits;
+        all += positions_of(k);
         partials += (size_t)k->n_splits * k->n_rows * p->group;
-        most = k->n_splits > most ? k->n_splits : most;
     }
     size_t items = (size_t)p->b->sms * ITEMS_PER_SM;
     size_t bytes = partials * attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
     if (bytes >> 20 > MAX_PARTIAL || p->many.n * 2 >= items)
-        return (uint32_t)(most > 0 ? most : 1);
-    return (uint32_t)(splits > items ? (splits + items - 1) / items : 1);
+        return SIZE_MAX;
+    return (all + items - 1) / items;
+}
+
+/* The end of the splits of a CTA that begins with `split`: as many as have `share` positions. */
+uint32_t end_of_share(const struct attend_task *k, uint32_t split, size_t share)
+{
+    uint32_t first = positions_before(k, split++);
+    while (split < k->n_splits && positions_before(k, split) - first < share)
+        split++;
+    return split;
 }
 
 bool add_merge(struct tasks *t, const struct attend_task *k, uint32_t queries)
@@ -226,12 +243,21 @@ bool add_merge(struct tasks *t, const struct attend_task *k, uint32_t queries)
 }
 
 /* Cuts every task into CTAs and gives it room for its partial results. */
-bool cut(struct plan *p, struct tasks *t, uint32_t per_item, bool is_few)
+bool cut(struct plan *p, struct tasks *t, size_t share, bool is_few)
 {
     for (uint32_t i = 0; i < t->n; i++) {
         struct attend_task *k = &t->list[i];
-        uint32_t queries = (uint32_t)k->n_rows * p->group;
-        uint32_t n = (k->n_splits + per_item - 1) / per_item;
+        uint32_t queries = (uint32_t)k->n_rows * p->group, first = t->n_items;
+        for (uint32_t split = 0; split < k->n_splits; split = k->end_split) {
+            k->split = split;
+            k->end_split = share == SIZE_MAX ? k->n_splits : end_of_share(k, split, share);
+            t->items =
+                (struct attend_task *)grow(t->item_room, (t->n_items + 1) * sizeof *t->items);
+            if (t->items == NULL)
+                return false;
+            t->items[t->n_items++] = *k;
+        }
+        uint32_t n = t->n_items - first;
         bool folds = (is_few ? k->n_splits : n) > 1;
         k->partial = (uint32_t)t->partials;
         k->n_items = (uint16_t)n;
@@ -244,13 +270,12 @@ bool cut(struct plan *p, struct tasks *t, uint32_t per_item, bool is_few)
             k->counter = p->counters++;
         if (k->fold == FOLD_MERGE && !add_merge(t, k, queries))
             return false;
-        t->items = (struct attend_task *)grow(t->item_room, (t->n_items + n) * sizeof *t->items);
-        if (t->items == NULL)
-            return false;
-        for (uint32_t j = 0; j < n; j++) {
-            k->split = j * per_item;
-            k->end_split = k->n_splits - k->split < per_item ? k->n_splits : k->split + per_item;
-            t->items[t->n_items++] = *k;
+        for (uint32_t j = first; j < t->n_items; j++) {
+            struct attend_task *item = &t->items[j];
+            item->partial = k->partial;
+            item->n_items = k->n_items;
+            item->fold = k->fold;
+            item->counter = k->counter;
         }
     }
     return true;
@@ -295,8 +320,8 @@ bool build(struct cuda_backend *b, const struct attend_args *a, struct built *to
     p.many.list_room = &l->many;
     p.many.item_room = &l->many_items;
     p.many.merge_room = &l->many_merges;
-    if (!add_seqs(&p) || !cut(&p, &p.few, few_per_item(&p), true) ||
-        !cut(&p, &p.many, many_per_item(&p), false) ||
+    if (!add_seqs(&p) || !cut(&p, &p.few, few_share(&p), true) ||
+        !cut(&p, &p.many, many_share(&p), false) ||
         !stage_tasks(&p, &p.few, &list->few, &list->few_merges) ||
         !stage_tasks(&p, &p.many, &list->many, &list->many_merges))
         return false;

@@ -104,9 +104,15 @@ struct cursor {
 __device__ static inline void cursor_enter(struct cursor *u, const struct attend_task *k)
 {
     bool first = u->split < k->n_first;
-    uint32_t end = first ? k->first_end : k->end;
-    u->pos = first ? u->split * k->split_rows : k->begin + (u->split - k->n_first) * k->split_rows;
-    u->end = min(end, u->pos + k->split_rows);
+    uint32_t end = first ? k->first_end : k->end, begin = first ? 0 : k->begin;
+    uint32_t split = first ? u->split : u->split - k->n_first;
+    if (k->planned) {
+        u->pos = begin + split * CUDA_PLAN_SPLIT;
+        u->end = min(end, u->pos + CUDA_PLAN_SPLIT);
+    } else {
+        u->pos = begin + attend_split_begin(split);
+        u->end = min(end, begin + attend_split_begin(split + 1));
+    }
 }
 
 __device__ static inline void cursor_step(struct cursor *u, const struct attend_task *k)
