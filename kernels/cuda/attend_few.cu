@@ -12,6 +12,7 @@
 #include "kernels/cuda/attend_estimate.h"
 #include "kernels/cuda/attend_last.h"
 #include "kernels/cuda/attend_shape.h"
+#include "kernels/cuda/attend_warp.h"
 
 namespace
 {
@@ -19,7 +20,7 @@ namespace
 template <int DP> struct few {
     enum {
         TILE_BYTES = CUDA_TILE * DP * 2, /* of K or V */
-        STAGES = DP == 64 ? 4 : 3,
+        STAGES = DP == 64 ? 5 : 3,
         BYTES = STAGES * TILE_BYTES * 2,
         CTAS = DP == 256 ? 1 : 2, /* per SM at least */
     };
@@ -204,7 +205,7 @@ struct copies {
 
 /* Masks of the tiles in the ring, as each warp copied them. */
 struct mask_ring {
-    uint32_t of[4][4][2];
+    uint32_t of[5][4][2]; /* [stage][warp][half] */
 };
 
 template <int DP, bool WHOLE>
@@ -314,6 +315,55 @@ __device__ void run_splits(const struct attend_call *c, const struct work *w,
         for (int j = 0; j < DP / 32 * 4; j++)
             o[j / 4][j % 4] = 0;
         st = {{LOWEST, LOWEST}, {}};
+    }
+}
+
+/* Runs the splits of a CTA of a planned row. ids: as above. */
+template <int DP, bool WHOLE>
+__device__ void run_planned(const struct attend_call *c, const struct work *w,
+                            const struct tile_pages *ids, uint8_t *ring, struct mask_ring *masks)
+{
+    constexpr int stages = few<DP>::STAGES, stage_bytes = few<DP>::TILE_BYTES * 2;
+    static_assert(sizeof(struct warp_meeting<DP>) <= stage_bytes, "a tile's place is enough");
+    const struct attend_task *k = &w->k;
+    const uint32_t at = shared_address(ring), warp = threadIdx.x / 32;
+    struct cursor u = {k->split, 0, 0};
+    cursor_enter(&u, k);
+    struct copies next = {u, k->end_split, *ids};
+#pragma unroll
+    for (uint32_t i = 0; i < stages - 1; i++)
+        copy_next<DP, WHOLE>(w, &next, at + i * stage_bytes, masks, i);
+    uint32_t q[DP / 16][4];
+    load_queries<DP>(c, k, q);
+    struct warp_sums<DP> sum;
+    warp_clear<DP>(&sum);
+
+    for (uint32_t i = 0; u.split < next.end_split; i++) {
+        const uint32_t stage = i % stages, k_at = at + stage * stage_bytes;
+        const uint32_t before = (i + stages - 1) % stages, limit[2] = {u.end, u.end};
+        copies_wait<stages - 2>();
+        __syncwarp(); /* this warp's rows are there, and none of it reads those before any more */
+        uint32_t rows[2] = {masks->of[stage][warp][0], masks->of[stage][warp][1]};
+        copy_next<DP, WHOLE>(w, &next, at + before * stage_bytes, masks, before);
+        if (u.pos + warp * 16 < u.end) {
+            float s[2][4];
+            uint32_t p[4];
+            score<DP>(q, k_at, s);
+            if (u.pos + CUDA_TILE > u.end)
+                hide(u.pos, limit, s);
+            if (u.split < k->n_first && w->pages.masks != NULL)
+                hide_masked(&w->pages, u.pos, rows, s);
+            warp_weigh<DP>(c->scale, s, &sum, p);
+            warp_add<DP>(p, k_at + few<DP>::TILE_BYTES, &sum);
+        }
+        uint32_t split = u.split;
+        cursor_step(&u, k);
+        if (u.split == split)
+            continue;
+        struct place<DP> to = place_of<DP>(c, w, split);
+        warp_meet<DP>(&sum, w->parts.n, (struct warp_meeting<DP> *)(ring + stage * stage_bytes),
+                      to.o, to.ml);
+        warp_clear<DP>(&sum);
     }
 }
 
@@ -428,6 +478,7 @@ __device__ bool find_planned(const struct attend_call *c, struct work *w, struct
     }
     if (k->split >= k->end_split)
         return true;
+    u.split = k->split;
     cursor_enter(&u, k);
     if (item >= s->items.pages || known)
         find_pages<true>(&w->pages, &u, ids);
@@ -453,8 +504,9 @@ __device__ void run_estimates(const struct attend_call *c, const struct work *w,
     if (s->coded) {
         const float *q = c->q + w->k.row * c->q_stride + (size_t)w->k.head * c->group * c->dim;
         const uint8_t *first = e.digests + (size_t)w->records[0] * s->record_bytes;
-        codes_query(&((struct estimate_memory<DP> *)memory)->codes, q, c->dim, c->group,
-                    c->plain_scale, first + s->layout.codes);
+        struct estimate_memory<DP> *m = (struct estimate_memory<DP> *)memory;
+        codes_query(&m->codes, q, c->dim, c->group, c->plain_scale, first + s->layout.codes,
+                    m->directions);
     }
     for (uint32_t i = w->estimate; i < w->end_estimate; i++) {
         const uint32_t first = i * s->estimate_split;
@@ -500,7 +552,9 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
         wait_for_kernel_before(); /* a later kernel relies on it */
         return;
     }
-    if (w.k.split < w.k.end_split)
+    if (planned && w.k.split < w.k.end_split)
+        run_planned<DP, WHOLE>(&c, &w, &ids, memory, &masks);
+    else if (w.k.split < w.k.end_split)
         run_splits<DP, WHOLE>(&c, &w, &ids, memory, &x, &masks, first_bad);
     else if (w.estimate < w.end_estimate)
         run_estimates<DP, WHOLE>(&c, &w, memory);

@@ -28,8 +28,15 @@ struct lists {
     void *tail;
 };
 
+struct held {
+    void *p;
+    size_t bytes;
+};
+
 struct side {
     struct backend *be;
+    struct held held[16];
+    uint32_t n_held;
     struct kv_memory kv;
     struct lists l;
     float *qkv, *out, *lse;
@@ -47,20 +54,21 @@ struct world {
 
 /* ---- memory ---- */
 
-static void *put(struct backend *be, const void *from, size_t bytes)
+static void *put(struct side *d, const void *from, size_t bytes)
 {
-    void *p = be->ops->alloc(be, bytes + !bytes);
-    CHECK(p != NULL);
-    be->ops->copy(be, p, from, bytes);
-    CHECK(be->ops->sync(be) == OK);
+    void *p = d->be->ops->alloc(d->be, bytes + !bytes);
+    CHECK(p != NULL && d->n_held < ARRAY_LEN(d->held));
+    d->held[d->n_held++] = (struct held){p, bytes + !bytes};
+    d->be->ops->copy(d->be, p, from, bytes);
+    CHECK(d->be->ops->sync(d->be) == OK);
     return p;
 }
 
-static void *put_nan(struct backend *be, size_t bytes)
+static void *put_nan(struct side *d, size_t bytes)
 {
     void *nan = mem_alloc(bytes + !bytes), *p;
     memset(nan, 0xff, bytes);
-    p = put(be, nan, bytes);
+    p = put(d, nan, bytes);
     mem_free(nan);
     return p;
 }
@@ -207,28 +215,25 @@ static void open_side(struct world *w, struct side *d, struct backend *be, const
     d->be = be;
     d->kv = w->r->kv;
     for (int k = 0; k < LANE_CLASSES; k++)
-        d->kv.hbm[k] = k == 0 ? put(be, arena, w->r->arena_bytes) : d->kv.hbm[0];
-    d->kv.records = put(be, w->r->records, w->r->record_total);
-    d->qkv = put(be, qkv, w->n_rows * w->width * 4);
-    d->out = put_nan(be, (size_t)w->n_rows * w->heads * c->s.dim * 4);
-    d->lse = put_nan(be, (size_t)w->n_rows * w->heads * 4);
-    d->l.pages = put(be, l->pages, n * c->page_cap * 4);
-    d->l.masks = put(be, l->masks, n * c->page_cap * 4);
-    d->l.estimates = put(be, l->estimates, n * c->estimate_cap * 4);
-    d->l.n_pages = put(be, l->n_pages, n * 4);
-    d->l.n_estimates = put(be, l->n_estimates, n * 4);
-    d->l.scores = put(be, l->scores, n * c->group * w->stride * 4);
-    d->l.known = put_nan(be, n * c->group * 4);
-    d->l.tail = put_nan(be, n * be->ops->known_bytes(&w->r->geo, w->heads));
+        d->kv.hbm[k] = k == 0 ? put(d, arena, w->r->arena_bytes) : d->kv.hbm[0];
+    d->kv.records = put(d, w->r->records, w->r->record_total);
+    d->qkv = put(d, qkv, w->n_rows * w->width * 4);
+    d->out = put_nan(d, (size_t)w->n_rows * w->heads * c->s.dim * 4);
+    d->lse = put_nan(d, (size_t)w->n_rows * w->heads * 4);
+    d->l.pages = put(d, l->pages, n * c->page_cap * 4);
+    d->l.masks = put(d, l->masks, n * c->page_cap * 4);
+    d->l.estimates = put(d, l->estimates, n * c->estimate_cap * 4);
+    d->l.n_pages = put(d, l->n_pages, n * 4);
+    d->l.n_estimates = put(d, l->n_estimates, n * 4);
+    d->l.scores = put(d, l->scores, n * c->group * w->stride * 4);
+    d->l.known = put_nan(d, n * c->group * 4);
+    d->l.tail = put_nan(d, n * be->ops->known_bytes(&w->r->geo, w->heads));
 }
 
 static void close_side(struct side *d)
 {
-    void *all[] = {d->kv.hbm[0], d->kv.records, d->qkv,          d->out,      d->lse,
-                   d->l.pages,   d->l.masks,    d->l.n_pages,    d->l.scores, d->l.estimates,
-                   d->l.known,   d->l.tail,     d->l.n_estimates};
-    for (size_t i = 0; i < ARRAY_LEN(all); i++)
-        d->be->ops->free(d->be, all[i], 0);
+    for (uint32_t i = 0; i < d->n_held; i++)
+        d->be->ops->free(d->be, d->held[i].p, d->held[i].bytes);
 }
 
 static struct world *open_world(const struct plan_case *c)
@@ -328,10 +333,13 @@ static void attend(struct world *w, struct side *d, bool tail, uint32_t first, u
 
 static void poison(struct world *w, struct side *d)
 {
-    d->be->ops->free(d->be, d->out, 0);
-    d->be->ops->free(d->be, d->lse, 0);
-    d->out = put_nan(d->be, (size_t)w->n_rows * w->heads * w->c->s.dim * 4);
-    d->lse = put_nan(d->be, (size_t)w->n_rows * w->heads * 4);
+    size_t n = (size_t)w->n_rows * w->heads * 4;
+    void *nan = mem_alloc(n * w->c->s.dim);
+    memset(nan, 0xff, n * w->c->s.dim);
+    d->be->ops->copy(d->be, d->out, nan, n * w->c->s.dim);
+    d->be->ops->copy(d->be, d->lse, nan, n);
+    CHECK(d->be->ops->sync(d->be) == OK);
+    mem_free(nan);
 }
 
 /* ---- comparisons ---- */
