@@ -170,9 +170,7 @@ bool attend_reserve(struct cuda_backend *b, struct attend_call *c, size_t partia
 void attend_cut_set(const struct cuda_backend *b, const struct attend_call *c, struct attend_set *s)
 {
     size_t most = (size_t)b->sms * SET_ITEMS_PER_SM;
-    s->estimate_split = !s->coded           ? CUDA_ESTIMATES
-                        : s->part_rows > 16 ? CUDA_CODED / 2 /* their codes fit as well */
-                                            : CUDA_CODED;
+    s->estimate_split = s->coded ? CUDA_CODED : CUDA_ESTIMATES;
     s->slots.pages = ceil_of(s->pages != NULL ? (size_t)s->page_cap << c->page_shift : s->sink_rows,
                              CUDA_PLAN_SPLIT);
     s->slots.tail = s->tail != NULL ? 0 : CUDA_TAIL_SPLITS;
