@@ -107,9 +107,10 @@ bool tally_answer(struct tally *t, struct answer *a, const struct wire_result *r
         t->spec->keeps && a->turn < TALLY_MAX_TURNS ? &t->turns[a->turn] : NULL;
     char fault[300];
     (void)now_us;
-    if (a->has_usage)
+    if (a->has_usage) { /* knows of tokens that shared an event */
+        t->tokens_seen = t->tokens_seen - a->n_tokens + a->n_usage;
         a->n_tokens = a->n_usage;
-    else if (r->end == WIRE_DONE)
+    } else if (r->end == WIRE_DONE)
         t->no_usage = true;
     find_fault(t, a, r, fault, sizeof fault);
     if (fault[0] != '\0') {
