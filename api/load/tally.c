@@ -7,16 +7,10 @@
 
 void tally_event(struct tally *t, struct answer *a, uint32_t n_tokens, uint64_t now_us)
 {
-    struct tally_row *turn =
-        t->spec->keeps && a->turn < TALLY_MAX_TURNS ? &t->turns[a->turn] : NULL;
-    if (a->n_events == 0) {
+    if (a->n_events == 0)
         a->first_us = now_us;
-    } else {
-        double gap = (double)(now_us - a->last_us);
-        measure_add(&t->all.itl, gap);
-        if (turn != NULL)
-            measure_add(&turn->itl, gap);
-    }
+    else
+        measure_add(&a->gaps, (double)(now_us - a->last_us));
     a->last_us = now_us;
     a->n_events++;
     a->n_tokens += n_tokens;
@@ -99,6 +93,8 @@ static void count_good(struct tally_row *row, const struct answer *a, double ttf
     measure_add(&row->ttft, ttft);
     if (a->n_tokens > 1)
         measure_add(&row->tpot, tpot);
+    for (uint32_t i = 0; i < a->gaps.n; i++)
+        measure_add(&row->itl, a->gaps.v[i]);
 }
 
 bool tally_answer(struct tally *t, struct answer *a, const struct wire_result *r, uint64_t now_us)
@@ -110,14 +106,16 @@ bool tally_answer(struct tally *t, struct answer *a, const struct wire_result *r
     if (a->has_usage) { /* knows of tokens that shared an event */
         t->tokens_seen = t->tokens_seen - a->n_tokens + a->n_usage;
         a->n_tokens = a->n_usage;
-    } else if (r->end == WIRE_DONE)
+    } else if (r->end == WIRE_DONE) {
         t->no_usage = true;
+    }
     find_fault(t, a, r, fault, sizeof fault);
     if (fault[0] != '\0') {
         count_error(t, fault);
         t->all.n_failed++;
         if (turn != NULL)
             turn->n_failed++;
+        measure_fini(&a->gaps);
         return false;
     }
     double ttft = (double)(a->first_us - a->sent_us);
@@ -125,14 +123,16 @@ bool tally_answer(struct tally *t, struct answer *a, const struct wire_result *r
     count_good(&t->all, a, ttft, tpot);
     if (turn != NULL)
         count_good(turn, a, ttft, tpot);
+    measure_fini(&a->gaps);
     const struct load_spec *s = t->spec;
     t->n_in_time += (s->slo_ttft_us <= 0 || ttft <= s->slo_ttft_us) &&
                     (s->slo_tpot_us <= 0 || tpot <= s->slo_tpot_us);
     return true;
 }
 
-void tally_unfinished(struct tally *t)
+void tally_unfinished(struct tally *t, struct answer *a)
 {
+    measure_fini(&a->gaps);
     t->n_unfinished++;
 }
 

@@ -16,6 +16,7 @@ struct answer {
     uint32_t turn, n_asked;
     uint64_t sent_us, first_us, last_us; /* first, last: of events with tokens */
     uint32_t n_events, n_tokens;
+    struct measure_sample gaps; /* us between events; gone after tally_answer */
     bool finished, has_usage, bad_event;
     bool stand_ins; /* the next prompt holds other ids instead of this answer's */
     uint32_t n_prompt, n_cached, n_usage; /* n_prompt: what we think, without usage */
@@ -50,7 +51,7 @@ struct tally {
 void tally_event(struct tally *t, struct answer *a, uint32_t n_tokens, uint64_t now_us);
 /* The answer is over. true: it is what was asked for. */
 bool tally_answer(struct tally *t, struct answer *a, const struct wire_result *r, uint64_t now_us);
-void tally_unfinished(struct tally *t);
+void tally_unfinished(struct tally *t, struct answer *a);
 void tally_stand_ins(struct tally *t);
 void tally_fini(struct tally *t);
 

@@ -313,7 +313,7 @@ void user_crowd_stop(struct crowd *c)
     for (uint32_t i = 0; i < c->spec->users; i++) {
         struct user *u = &c->users[i];
         if (u->asking)
-            tally_unfinished(c->tally);
+            tally_unfinished(c->tally, &u->answer);
         end(u);
     }
     c->n_asking = 0;
