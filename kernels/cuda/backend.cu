@@ -157,6 +157,8 @@ static void cuda_close(struct backend *be)
     use_device(b);
     if (b->stream != NULL)
         (void)cudaStreamSynchronize(b->stream); /* what is still queued never runs */
+    cuda_select_close(b);
+    cuda_score_close(b);
     cuda_sample_close(b);
     cuda_prefill_close(b);
     cuda_seal_close(b);
@@ -200,10 +202,10 @@ static const struct backend_ops cuda_ops = {
     .digest_bytes = cuda_digest_bytes,
     .seal = cuda_seal,
     .unpermute = cuda_unpermute,
-    .score = NULL,
+    .score = cuda_score,
     .known_bytes = cuda_known_bytes,
     .known = cuda_known,
-    .select = NULL,
+    .select = cuda_select,
     .resolve = cuda_resolve,
     .hot = cuda_hot_op,
     .sample = cuda_sample,
@@ -272,6 +274,8 @@ static status open_parts(struct cuda_backend *b)
     TRY(cuda_resolve_open(b));
     TRY(cuda_prefill_open(b));
     TRY(cuda_seal_open(b));
+    TRY(cuda_score_open(b));
+    TRY(cuda_select_open(b));
     return cuda_sample_open(b);
 }
 

@@ -32,6 +32,8 @@ struct cuda_backend {
     struct cuda_resolver *resolver; /* resolve.cu */
     struct cuda_prefill *prefill;   /* prefill.cu */
     struct cuda_seal *seal;         /* seal.cu */
+    struct cuda_score *score;       /* score.cu */
+    struct cuda_select *select;     /* select.cu */
 };
 
 /* ---- backend.cu ---- */
@@ -137,7 +139,11 @@ status cuda_seal_open(struct cuda_backend *b);
 void cuda_seal_close(struct cuda_backend *b);
 void cuda_seal(struct backend *be, const struct seal_args *a);
 void cuda_unpermute(struct backend *be, const struct unpermute_args *a);
+status cuda_score_open(struct cuda_backend *b);
+void cuda_score_close(struct cuda_backend *b);
 void cuda_score(struct backend *be, const struct score_args *a);
+status cuda_select_open(struct cuda_backend *b);
+void cuda_select_close(struct cuda_backend *b);
 void cuda_select(struct backend *be, const struct select_args *a);
 void cuda_resolve(struct backend *be, const struct resolve_args *a);
 status cuda_resolve_open(struct cuda_backend *b);

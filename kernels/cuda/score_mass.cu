@@ -1,0 +1,610 @@
+/* SCORE_MASS: the mass of a partition from its centroid and outlier rows, or its centroid and the codes
+ * of its rows (core/codes.h).
+ *
+ * A vector's channels are whole numbers, and so is the query once the step of each channel is folded into
+ * it: 15 bits, as two planes of int8 that are two columns of a matrix instruction. So products are
+ * exact, and differ from the CPU's by the last bits of an offset and a logarithm.
+ *
+ * Bound by HBM: 1 byte per channel and vector, 9 bytes per row of codes, each read once; 4 bytes per
+ * score and head are written. A warp works alone: it copies pieces of up to 64 partitions (9 KiB at head_dim
+ * 128) into its own ring, one ahead, and no barrier waits for its neighbours. */
+#include "kernels/cuda/score.h"
+
+#include <string.h>
+
+namespace
+{
+
+enum {
+    STAGES = 2,
+    PLANE = 127 * 128, /* greatest whole number of a rounded query */
+    PAIRS = 2,         /* of tiles in a piece */
+    CODE_ROW = CODES_ROW_BYTES + CODES_PAGES
+};
+
+#define MAGIC      0x4b400000 /* 1.5 * 2^23: a sum of whole numbers on top of it is a float as it is */
+#define MAGIC_F    12582912.0f
+#define CODES_MOST 60.0f /* greatest logit of a row above its centroid's, base 2, as on the CPU */
+
+/* c[16][8] += a[16][32] b[32][8] of bytes; a unsigned, b signed. */
+__device__ inline void multiply_bytes(int32_t c[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                      uint32_t a3, const uint32_t b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},"
+                 "{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ inline float ln_fast(float x)
+{
+    float y;
+    asm("lg2.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y * 0.69314718056f;
+}
+
+/* ---- the query against one kind of vectors ---- */
+
+/* Lane 4g + t serves head g / 2, plane g % 2, and channels of quads t and t + 4 of each eight. Of the
+ * two lanes of a head, each holds half of the channels and folds those. */
+template <int DP> struct half_query {
+    enum { STEPS = DP / 32, HALF = STEPS / 2 };
+    float x[HALF][2][4];
+};
+
+template <int DP, bool WHOLE>
+__device__ void load_query(half_query<DP> *q, const float *from, bool exists, uint32_t dim)
+{
+    const uint32_t lane = threadIdx.x % 32, t = lane % 4, odd = lane / 4 % 2;
+#pragma unroll
+    for (int s = 0; s < q->HALF; s++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t c = ((s + odd * q->HALF) * 8 + k * 4 + t) * 4;
+            float4 v = make_float4(0, 0, 0, 0);
+            if (exists && (WHOLE || c < dim))
+                v = *(const float4 *)(from + c);
+            q->x[s][k][0] = v.x, q->x[s][k][1] = v.y, q->x[s][k][2] = v.z, q->x[s][k][3] = v.w;
+        }
+}
+
+/* Four bytes of the planes of four numbers. */
+__device__ inline void planes_of(const int32_t x[4], uint32_t *high, uint32_t *low)
+{
+    uint32_t h[4], l[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int32_t of = (x[i] + 64) >> 7;
+        h[i] = (uint32_t)of;
+        l[i] = (uint32_t)(x[i] - of * 128);
+    }
+    *high = __byte_perm(__byte_perm(h[0], h[1], 0x0040), __byte_perm(h[2], h[3], 0x0040), 0x5410);
+    *low = __byte_perm(__byte_perm(l[0], l[1], 0x0040), __byte_perm(l[2], l[3], 0x0040), 0x5410);
+}
+
+/* Folds the steps into the query and rounds it: operands b, and for head t (in lanes with that t) the
+ * logit as dot * factor + offset. at: base and step in shared memory. */
+template <int DP, bool WHOLE>
+__device__ void fold_query(const half_query<DP> &q, const float *base, uint32_t dim, float scale,
+                           uint32_t b[DP / 32][2], float *factor, float *offset)
+{
+    constexpr int HALF = half_query<DP>::HALF;
+    const uint32_t lane = threadIdx.x % 32, t = lane % 4, odd = lane / 4 % 2;
+    const float *step = base + dim;
+    float y[HALF][2][4], top = 0, sum = 0;
+#pragma unroll
+    for (int s = 0; s < HALF; s++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t c = ((s + odd * HALF) * 8 + k * 4 + t) * 4;
+            float4 u = make_float4(0, 0, 0, 0), v = u;
+            if (WHOLE || c < dim) {
+                u = *(const float4 *)(base + c);
+                v = *(const float4 *)(step + c);
+            }
+            const float bases[4] = {u.x, u.y, u.z, u.w}, steps[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                y[s][k][i] = q.x[s][k][i] * steps[i];
+                sum = fmaf(q.x[s][k][i], bases[i], sum);
+                top = fmaxf(top, fabsf(y[s][k][i]));
+            }
+        }
+#pragma unroll
+    for (int i = 1; i <= 4; i *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+        sum += __shfl_xor_sync(~0u, sum, i);
+    }
+    float inverse = top > 1e-30f ? __fdividef((float)PLANE, top) : 0.0f;
+#pragma unroll
+    for (int s = 0; s < HALF; s++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int32_t x[4];
+            uint32_t high, low;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                x[i] = __float2int_rn(fminf(fmaxf(y[s][k][i] * inverse, -PLANE), PLANE));
+            planes_of(x, &high, &low);
+            uint32_t own = odd ? low : high;
+            uint32_t other = __shfl_xor_sync(~0u, odd ? high : low, 4);
+            b[s][k] = odd ? other : own;
+            b[s + HALF][k] = odd ? own : other;
+        }
+    float f = top > 1e-30f ? top * (1.0f / PLANE) * scale : 0.0f;
+    *factor = __shfl_sync(~0u, f, t * 8);
+    *offset = __shfl_sync(~0u, sum * scale, t * 8);
+}
+
+/* ---- vectors ---- */
+
+/* Of 16 bytes (4 partitions) of a quad: conflicts of banks are between neighbouring pairs of quads. */
+__device__ inline uint32_t swizzled(uint32_t chunk)
+{
+    return chunk ^ (chunk >> 2 & 2);
+}
+
+/* Dots of 32 partitions of two tiles with 4 heads: lane 4g + t gets those of partitions 4 (g % 4) .. + 3
+ * of tile g / 4 and head t. */
+template <int DP, bool WHOLE>
+__device__ void tile_dots(uint32_t at, uint32_t dim, const uint32_t b[DP / 32][2], float dot[4])
+{
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const uint32_t tile = at + g / 4 * (dim * DIGEST_TILE);
+    int32_t c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+#pragma unroll
+    for (int s = 0; s < DP / 32; s++) {
+        uint32_t a[2][4];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t quad = s * 8 + k * 4 + t;
+            a[k][0] = a[k][1] = a[k][2] = a[k][3] = 0;
+            if (WHOLE || quad * 4 < dim)
+                asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+                             : "=r"(a[k][0]), "=r"(a[k][1]), "=r"(a[k][2]), "=r"(a[k][3])
+                             : "r"(tile + swizzled(quad * 4 + g % 4) * 16)
+                             : "memory");
+        }
+        multiply_bytes(c[0], a[0][0], a[0][1], a[1][0], a[1][1], b[s]);
+        multiply_bytes(c[1], a[0][2], a[0][3], a[1][2], a[1][3], b[s]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        dot[i] = (float)(c[i / 2][i % 2 * 2] * 128 + c[i / 2][i % 2 * 2 + 1]);
+}
+
+__device__ inline float log_add(float a, float b)
+{
+    float most = fmaxf(a, b), least = fminf(a, b);
+    return most + ln_fast(1.0f + exp2_fast((least - most) * 1.44269504f));
+}
+
+/* ---- codes ---- */
+
+/* Queries of the heads of a chunk against the codes of a sequence (kernels/cpu/codes.h). */
+struct code_queries {
+    uint32_t k[2 * SCORE_HEADS][CODES_K / 4]; /* int8 */
+    int32_t start[2 * SCORE_HEADS];
+    float factor[2 * SCORE_HEADS], limit[2 * SCORE_HEADS];
+};
+
+/* A warp makes the query of one head: sd and directions come from segment 0's record. Lane 4i + j sums
+ * channels i, i + 8, ... of directions 8j .. 8j + 7. */
+__device__ void code_query(struct code_queries *out, uint32_t head, const float *q, uint32_t dim,
+                           const uint8_t *basis, float scale)
+{
+    const uint32_t lane = threadIdx.x % 32, first = lane % 4 * 8;
+    const float *sd = (const float *)basis + first;
+    const uint8_t *e = basis + CODES_K * sizeof(float) + first * 2;
+    float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, top = 0;
+#pragma unroll 4
+    for (uint32_t c = lane / 4; c < dim; c += 8) {
+        uint4 v = *(const uint4 *)(e + (size_t)c * CODES_K * 2);
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        float x = q[c];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            g[2 * i] = fmaf(__uint_as_float(words[i] << 16), x, g[2 * i]);
+            g[2 * i + 1] = fmaf(__uint_as_float(words[i] & 0xffff0000u), x, g[2 * i + 1]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int k = 4; k <= 16; k *= 2)
+            g[i] += __shfl_xor_sync(~0u, g[i], k);
+        g[i] = g[i] * sd[i] * (scale * 1.44269504f * CODES_STEP);
+        top = fmaxf(top, fabsf(g[i]));
+    }
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    float inverse = top > 1e-30f ? __fdividef(127.0f, top) : 0.0f;
+    int32_t sum = 0, most = 0;
+    uint32_t word[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int32_t x = __float2int_rn(fminf(fmaxf(g[i] * inverse, -127.0f), 127.0f));
+        sum += x;
+        most += abs(x);
+        word[i / 4] |= ((uint32_t)x & 0xff) << i % 4 * 8;
+    }
+#pragma unroll
+    for (int k = 1; k <= 2; k *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, k);
+        most += __shfl_xor_sync(~0u, most, k);
+    }
+    if (lane < 4) {
+        out->k[head][first / 4] = word[0];
+        out->k[head][first / 4 + 1] = word[1];
+    }
+    if (lane == 0) {
+        float factor = top > 1e-30f ? top / 127.0f : 0.0f;
+        out->start[head] = -3 * sum / 2;
+        out->factor[head] = factor;
+        out->limit[head] =
+            fminf(0x1p12f, CODES_MOST / (1.5f * factor * (float)(most + 1) + 1e-30f));
+    }
+}
+
+/* By all threads: queries of the heads [h0, h0 + n) of the group; those behind the group are zero. */
+__device__ void code_queries_of(struct code_queries *out, const struct score_call *c,
+                                const struct score_place *p, uint32_t h0, uint32_t n)
+{
+    const uint8_t *basis = p->base + p->records[0] * c->record_bytes + c->basis;
+    for (uint32_t h = threadIdx.x / 32; h < n; h += SCORE_WARPS)
+        if (h0 + h < c->group) {
+            code_query(out, h, score_query(c, p, h0 + h), c->dim, basis, c->scale);
+        } else {
+            uint32_t lane = threadIdx.x % 32;
+            if (lane < CODES_K / 4)
+                out->k[h][lane] = 0;
+            out->start[h] = 0;
+            out->factor[h] = 0;
+            out->limit[h] = 0x1p12f;
+        }
+    __syncthreads();
+}
+
+/* What a lane needs of them: head t's, and operands that put it into an even or an odd column. */
+struct code_operand {
+    uint32_t even[2], odd[2];
+    int32_t start;
+    float factor, limit;
+};
+
+__device__ void load_operand(struct code_operand *o, const struct code_queries *q, uint32_t h0)
+{
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        uint32_t word = q->k[h0 + g / 2][k * 4 + t];
+        o->even[k] = g % 2 ? 0 : word;
+        o->odd[k] = g % 2 ? word : 0;
+    }
+    o->start = q->start[h0 + t];
+    o->factor = q->factor[h0 + t];
+    o->limit =
+        fminf(fminf(q->limit[h0], q->limit[h0 + 1]), fminf(q->limit[h0 + 2], q->limit[h0 + 3]));
+}
+
+__device__ inline float alpha_of(uint32_t scales, int i)
+{
+    return __uint_as_float(((scales >> i * 8 & 0xff) << 20) + ((127 - CODES_SCALE_EXP) << 23));
+}
+
+__device__ inline uint4 levels_of(const uint8_t *p, uint32_t shift)
+{
+    uint4 v = *(const uint4 *)p;
+    v.x = v.x >> shift & 0x03030303;
+    v.y = v.y >> shift & 0x03030303;
+    v.z = v.z >> shift & 0x03030303;
+    v.w = v.w >> shift & 0x03030303;
+    return v;
+}
+
+/* Adds e^r of all rows of 32 pages, as tile_dots has them: two rows at a time, one in the even columns
+ * and one in the odd ones. */
+template <int NT>
+__device__ void row_masses(const uint8_t *tiles, uint32_t rows, const struct code_operand o[NT],
+                           float sum[NT][4])
+{
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, shift = lane % 4 * 2;
+    const uint8_t *tile = tiles + g / 4 * (rows * CODE_ROW) + g % 4 * 16;
+    const uint8_t *scales = tiles + g / 4 * (rows * CODE_ROW) + rows * CODES_ROW_BYTES + g % 4 * 4;
+#pragma unroll 2
+    for (uint32_t i = 0; i < rows; i += 2, tile += 2 * CODES_ROW_BYTES, scales += 2 * CODES_PAGES) {
+        uint4 a0 = levels_of(tile, shift), a1 = levels_of(tile + CODES_VECTOR, shift);
+        uint4 b0 = levels_of(tile + CODES_ROW_BYTES, shift);
+        uint4 b1 = levels_of(tile + CODES_ROW_BYTES + CODES_VECTOR, shift);
+        uint32_t of_a = *(const uint32_t *)scales;
+        uint32_t of_b = *(const uint32_t *)(scales + CODES_PAGES);
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            int32_t x[2][4];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                x[0][k] = x[1][k] = MAGIC + o[n].start;
+            multiply_bytes(x[0], a0.x, a0.y, a1.x, a1.y, o[n].even);
+            multiply_bytes(x[1], a0.z, a0.w, a1.z, a1.w, o[n].even);
+            multiply_bytes(x[0], b0.x, b0.y, b1.x, b1.y, o[n].odd);
+            multiply_bytes(x[1], b0.z, b0.w, b1.z, b1.w, o[n].odd);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float fa = fminf(alpha_of(of_a, k), o[n].limit) * o[n].factor;
+                float fb = fminf(alpha_of(of_b, k), o[n].limit) * o[n].factor;
+                float xa = __int_as_float(x[k / 2][k % 2 * 2]) - MAGIC_F;
+                float xb = __int_as_float(x[k / 2][k % 2 * 2 + 1]) - MAGIC_F;
+                sum[n][k] += exp2_fast(xa * fa) + exp2_fast(xb * fb);
+            }
+        }
+    }
+}
+
+/* ---- pieces ---- */
+
+/* A warp's piece i, and what is copied of it. */
+struct piece {
+    uint32_t segment, first, tiles; /* first tile of the segment, tiles that exist */
+    const uint8_t *lane;            /* the lane's part of the record */
+};
+
+__device__ inline struct piece piece_of(const struct score_call *c, const struct score_place *p,
+                                        uint32_t number, uint32_t record)
+{
+    struct piece x;
+    x.segment = number / c->pieces;
+    x.first = number % c->pieces * c->tiles;
+    x.tiles = min(c->tiles, digest_tiles(c->parts) - x.first);
+    x.lane = p->base + record * c->record_bytes;
+    return x;
+}
+
+/* Base and step of a kind, then the tiles. */
+template <int DP, bool WHOLE>
+__device__ void copy_vectors(const struct score_call *c, const struct piece *x, uint32_t kind,
+                             uint32_t to)
+{
+    const uint32_t lane = threadIdx.x % 32, dim = WHOLE ? DP : c->dim, head = dim * 8;
+    const uint8_t *from = x->lane + c->vectors + kind * c->vector_bytes;
+    for (uint32_t i = lane; i < dim / 2; i += 32)
+        copy_16(to + i * 16, from + i * 16, true);
+    from += digest_round(head) + (size_t)x->first * dim * DIGEST_TILE;
+    to += head;
+    if (WHOLE) {
+#pragma unroll 4
+        for (uint32_t i = lane; i < x->tiles * DP; i += 32)
+            copy_16(to + swizzled(i) * 16, from + i * 16, true);
+    } else {
+        for (uint32_t i = lane; i < x->tiles * dim; i += 32) {
+            uint32_t tile = i / dim;
+            copy_16(to + (tile * dim + swizzled(i % dim)) * 16, from + i * 16, true);
+        }
+    }
+}
+
+__device__ inline void copy_codes(const struct score_call *c, const struct piece *x, uint32_t to)
+{
+    const uint32_t bytes = c->part_rows * CODE_ROW;
+    const uint8_t *from = x->lane + c->codes + (size_t)x->first * bytes;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x % 32; i < x->tiles * bytes / 16; i += 32)
+        copy_16(to + i * 16, from + i * 16, true);
+}
+
+/* ln of the rows that the centroids of 4 partitions stand for. */
+__device__ inline void add_rows(const struct score_call *c, const struct piece *x, uint32_t p,
+                                float out[4])
+{
+    const uint16_t *first = (const uint16_t *)(x->lane + c->first_row);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        float n = c->log_rows;
+        if (c->part_rows == 0) {
+            uint32_t at = min(p + i, c->parts - 1);
+            n = logf((float)(first[at + 1] - first[at])); /* of 0: no score */
+        }
+        out[i] += n;
+    }
+}
+
+__device__ inline bool piece_is_open(const struct score_call *c, uint32_t lane,
+                                     const struct piece *x)
+{
+    uint32_t first = x->segment * c->parts + x->first * DIGEST_TILE;
+    uint32_t end = min(first + x->tiles * DIGEST_TILE, (x->segment + 1) * c->parts);
+    const uint8_t *open = c->open + (size_t)lane * c->open_stride;
+    bool any = false;
+    for (uint32_t i = first / c->open_group + threadIdx.x % 32; i * c->open_group < end; i += 32)
+        any = any || open[i] != 0;
+    return __any_sync(~0u, any);
+}
+
+/* One warp: `depth` neighbouring pieces of a lane, NT * 4 heads of its group. Op: score. */
+template <int DP, bool WHOLE, int NT, bool CODES>
+__global__ void __launch_bounds__(SCORE_THREADS, 3)
+    mass_kernel(const __grid_constant__ struct score_call c)
+{
+    extern __shared__ __align__(128) uint8_t ring[];
+    __shared__ struct code_queries queries;
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, dim = WHOLE ? DP : c.dim;
+    allow_next_kernel();
+    struct score_place at = score_place_of(&c, SCORE_WARPS * c.depth);
+    if (at.none) {
+        wait_for_kernel_before(); /* whoever waits for this kernel relies on that one too */
+        return;
+    }
+    const uint32_t first = (at.stretch * SCORE_WARPS + threadIdx.x / 32) * c.depth;
+    const uint32_t all = at.n_segments * c.pieces, n = first < all ? min(c.depth, all - first) : 0;
+    const uint32_t record = lane < n ? at.records[(first + lane) / c.pieces] : 0;
+    const uint32_t per = c.kinds + CODES, total = n * per;
+    uint8_t *own = ring + threadIdx.x / 32 * (STAGES * c.stage_bytes);
+    if (c.open != NULL)
+        wait_for_kernel_before(); /* which chose what is open */
+
+    auto copy = [&](uint32_t k) {
+        if (k < total) {
+            struct piece x = piece_of(&c, &at, first + k / per, __shfl_sync(~0u, record, k / per));
+            uint32_t to = shared_address(own + k % STAGES * c.stage_bytes);
+            if (c.open != NULL && !piece_is_open(&c, at.lane, &x))
+                ; /* its scores are -inf whatever lies there */
+            else if (CODES && k % per == c.kinds)
+                copy_codes(&c, &x, to);
+            else
+                copy_vectors<DP, WHOLE>(&c, &x, k % per, to);
+        }
+        copies_end_group();
+    };
+
+    for (int k = 0; k < STAGES - 1; k++)
+        copy(k);
+    wait_for_kernel_before();
+    const uint32_t h0 = at.chunk * NT * SCORE_HEADS;
+    half_query<DP> q[NT];
+    struct code_operand codes[NT];
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        uint32_t h = h0 + i * SCORE_HEADS + g / 2;
+        load_query<DP, WHOLE>(&q[i], score_query(&c, &at, h), h < c.group, dim);
+    }
+    if (CODES) {
+        code_queries_of(&queries, &c, &at, h0, NT * SCORE_HEADS);
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            load_operand(&codes[i], &queries, i * SCORE_HEADS);
+    }
+    float x[PAIRS][NT][4];
+    for (uint32_t k = 0; k < total; k++) {
+        copy(k + STAGES - 1);
+        copies_wait<STAGES - 1>();
+        __syncwarp();
+        const uint8_t *stage = own + k % STAGES * c.stage_bytes;
+        const uint32_t kind = k % per, number = first + k / per;
+        struct piece of = piece_of(&c, &at, number, __shfl_sync(~0u, record, k / per));
+        if (CODES && kind == c.kinds) {
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++) {
+                float sum[NT][4] = {};
+                if (j * 2 < of.tiles)
+                    row_masses<NT>(stage + j * 2 * c.part_rows * CODE_ROW, c.part_rows, codes, sum);
+#pragma unroll
+                for (int i = 0; i < NT * 4; i++)
+                    x[j][i / 4][i % 4] += ln_fast(sum[i / 4][i % 4]);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                uint32_t b[DP / 32][2];
+                float factor, offset;
+                fold_query<DP, WHOLE>(q[i], (const float *)stage, dim, c.scale, b, &factor,
+                                      &offset);
+#pragma unroll
+                for (int j = 0; j < PAIRS; j++) {
+                    float dot[4] = {0, 0, 0, 0};
+                    uint32_t tiles = shared_address(stage) + dim * 8 + j * 2 * dim * DIGEST_TILE;
+                    if (j * 2 < of.tiles)
+                        tile_dots<DP, WHOLE>(tiles, dim, b, dot);
+#pragma unroll
+                    for (int m = 0; m < 4; m++)
+                        dot[m] = fmaf(dot[m], factor, offset);
+                    if (kind == 0 && !CODES)
+                        add_rows(&c, &of, (of.first + j * 2 + g / 4) * DIGEST_TILE + g % 4 * 4,
+                                 dot);
+#pragma unroll
+                    for (int m = 0; m < 4; m++)
+                        x[j][i][m] = kind == 0 ? dot[m] : log_add(x[j][i][m], dot[m]);
+                }
+            }
+        }
+        if (kind + 1 == per)
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+                for (int i = 0; i < NT; i++) {
+                    uint32_t p = (of.first + j * 2 + g / 4) * DIGEST_TILE + g % 4 * 4;
+                    uint32_t h = h0 + i * SCORE_HEADS + t;
+                    if (j * 2 + g / 4 < of.tiles && p < c.parts && h < c.group)
+                        score_put(&c, at.lane, h, of.segment, p, x[j][i]);
+                }
+        __syncwarp(); /* before the next copy overwrites this stage */
+    }
+}
+
+typedef void mass_fn(struct score_call);
+
+/* [head_dim][two n-tiles][codes] */
+mass_fn *const kernels[3][2][2] = {
+    {{mass_kernel<64, true, 1, false>, mass_kernel<64, true, 1, true>},
+     {mass_kernel<64, true, 2, false>, mass_kernel<64, true, 2, true>}},
+    {{mass_kernel<128, true, 1, false>, mass_kernel<128, true, 1, true>},
+     {mass_kernel<128, true, 2, false>, mass_kernel<128, true, 2, true>}},
+    {{mass_kernel<256, false, 1, false>, mass_kernel<256, false, 1, true>}, {NULL, NULL}}};
+
+mass_fn *kernel_of(const struct score_call *c)
+{
+    uint32_t dim = c->dim == 64 ? 0 : c->dim == 128 ? 1 : 2;
+    return kernels[dim][dim < 2 && c->group > SCORE_HEADS][c->codes != 0];
+}
+
+struct mass_command {
+    struct score_call c;
+    uint32_t grid;
+};
+
+void run_mass(struct cuda_backend *b, const void *params)
+{
+    const struct mass_command *m = (const struct mass_command *)params;
+    size_t shared = (size_t)SCORE_WARPS * STAGES * m->c.stage_bytes;
+    score_launch(b, kernel_of(&m->c), &m->c, m->grid, SCORE_THREADS, shared, "score");
+}
+
+} /* namespace */
+
+uint32_t cuda_score_depth; /* bench */
+
+status cuda_score_mass_open(struct cuda_backend *b)
+{
+    int most = 0;
+    cuda_ok(b, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device),
+            "shared memory");
+    for (uint32_t i = 0; i < 12; i++) {
+        mass_fn *kernel = kernels[i / 4][i / 2 % 2][i % 2];
+        if (kernel != NULL)
+            cuda_ok(b,
+                    cudaFuncSetAttribute((const void *)kernel,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, most - 1024),
+                    "shared memory of score");
+    }
+    return b->error == OK ? OK : err(b->error, "%s", b->text);
+}
+
+void cuda_score_mass(struct cuda_backend *b, const struct score_call *from, uint32_t lanes)
+{
+    struct mass_command m;
+    memset(&m, 0, sizeof m);
+    m.c = *from;
+    struct score_call *c = &m.c;
+    bool special = c->dim == 128 || c->dim == 64;
+    uint32_t tiles = digest_tiles(c->parts), most = special ? 2u * PAIRS : 2u;
+    uint32_t heads = special && c->group > SCORE_HEADS ? 2u * SCORE_HEADS : 1u * SCORE_HEADS;
+    c->tiles = tiles < most ? tiles : most;
+    c->pieces = (tiles + c->tiles - 1) / c->tiles;
+    c->chunks = (c->group + heads - 1) / heads;
+    uint32_t room =
+        (c->tiles + 1) / 2 * 2; /* an odd tile has a neighbour that is computed, not used */
+    size_t vectors = c->dim * 8 + (size_t)room * c->dim * DIGEST_TILE;
+    size_t codes = c->codes != 0 ? (size_t)room * c->part_rows * CODE_ROW : 0;
+    c->stage_bytes = (uint32_t)digest_round(vectors > codes ? vectors : codes);
+    /* A warp has one piece while there are few; else enough of them to have copies always under way. */
+    uint32_t of_lane = c->stretches * c->pieces; /* stretches: segments as a bucket, so far */
+    size_t total = (size_t)lanes * c->chunks * of_lane, warps = (size_t)b->sms * 3 * SCORE_WARPS;
+    size_t depth = (total + warps - 1) / warps;
+    c->depth = (uint32_t)(depth < 1                 ? 1
+                          : depth < SCORE_MAX_DEPTH ? depth
+                                                    : (size_t)SCORE_MAX_DEPTH);
+    if (cuda_score_depth != 0)
+        c->depth = cuda_score_depth;
+    uint32_t per = SCORE_WARPS * c->depth;
+    c->stretches = (of_lane + per - 1) / per;
+    m.grid = lanes * c->chunks * c->stretches;
+    cuda_do(b, run_mass, &m, sizeof m);
+}

@@ -1,0 +1,766 @@
+/* Selection: the best partitions of every lane, as lists of pages and of estimates.
+ *
+ * Scores of the group become one rank per partition (its share of the mass, or a raw score), ranks
+ * become keys, and select.h finds the border. Lists are written in ascending order by prefix sums.
+ * Ranks of REDUCE_*_RAW and NATIVE are the CPU's, bit for bit; probabilities differ from it by rounding.
+ *
+ * Bound by latency: about eight rounds through a CTA or a cluster. A lane's scores are read three times
+ * (greatest, sum, rank), from memory once, then from L1; a lane of 128K partitions is shared by 8 CTAs. */
+#include "kernels/cuda/select.h"
+
+#include <string.h>
+
+namespace
+{
+
+#define LOG2E    1.44269504f
+#define SUM_UNIT 2147483648.0f /* of shared sums of exponentials */
+#define MASS_ONE \
+    1099511627776.0f /* 2^40: the best partition's mass, where masses are whole numbers */
+
+struct select_call {
+    const struct cuda_row *rows;
+    const struct cuda_lane *lanes; /* [kv_heads] of the layer */
+    uint32_t kv_heads, group, reduce, map;
+    uint32_t parts, part_rows; /* of a segment; 0: they differ */
+    uint32_t first;            /* partition outside the sinks' pages */
+    uint32_t sink_pages, block_rows;
+    const float *scores, *known;
+    uint32_t stride, four; /* four: scores are read four at a time */
+    uint32_t page_cap, estimate_cap;
+    uint32_t *pages, *masks, *n_pages, *estimates, *n_estimates, *unscored;
+    float *share;
+    uint32_t ranks;
+    uint32_t *keys; /* [lane][keys_stride] scratch of a loop */
+    uint32_t keys_stride;
+    uint32_t *marks; /* [lane][pages_most][mask, share]: maps other than PAGE */
+    uint32_t pages_most;
+    const uint8_t *records;
+    size_t record_bytes, record_lane_bytes, first_row;
+};
+
+/* What the code of a lane works on. */
+struct lane_work {
+    const struct select_call *c;
+    const struct cuda_row *row;
+    uint32_t lane, n, turn;
+    bool raw;
+    float best; /* greatest rank */
+    const uint8_t *base;
+};
+
+/* ---- ranks -------------------------------------------------------------------------------------- */
+
+/* Scores of partitions i .. i + 3 of a head; -inf outside [first, n), and for NaN. */
+__device__ inline void load_scores(const struct lane_work *w, uint32_t h, uint32_t i, float x[4])
+{
+    const struct select_call *c = w->c;
+    const float *p = c->scores + ((size_t)w->lane * c->group + h) * c->stride + i;
+    if (c->four && i + 4 <= w->n) {
+        float4 v = *(const float4 *)p;
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            x[e] = i + e < w->n ? p[e] : -INFINITY;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        if (!(x[e] > -INFINITY) || i + e < c->first)
+            x[e] = -INFINITY;
+}
+
+/* The greatest score of every head, then the sum of exponentials relative to it: shift and factor of its
+ * probabilities. */
+template <int T, int K>
+__device__ void head_masses(struct select_shared *s, const struct lane_work *w,
+                            select_keys<T, K> *keys)
+{
+    const uint32_t group = w->c->group, ranks = keys->ranks;
+    for (uint32_t h = 0; h < group; h++) {
+        float top = -INFINITY;
+        keys->each([&](uint32_t i, uint32_t *) {
+            float x[4];
+            if (i >= keys->end)
+                return;
+            load_scores(w, h, i, x);
+            top = fmaxf(top, fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])));
+        });
+        uint32_t key = __reduce_max_sync(~0u, top > -INFINITY ? key_of(top) : 0);
+        if (threadIdx.x % 32 == 0)
+            atomicMax(&s->top[h], key);
+    }
+    all_sync(ranks);
+    for (uint32_t h = threadIdx.x; h < group; h += T) {
+        uint32_t top = 0;
+        for (uint32_t r = 0; r < ranks; r++)
+            top = max(top, of_rank(&s->top[h], r, ranks));
+        s->shift[h] = top > 0 ? -LOG2E * rank_of(top) : INFINITY;
+        s->factor[h] = rank_of(top); /* for now */
+    }
+    __syncthreads();
+    for (uint32_t h = 0; h < group; h++) {
+        float shift = s->shift[h];
+        unsigned long long sum = 0;
+        keys->each([&](uint32_t i, uint32_t *) {
+            float x[4];
+            if (i >= keys->end)
+                return;
+            load_scores(w, h, i, x);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                sum += __float2uint_rn(exp2_fast(fmaf(x[e], LOG2E, shift)) * SUM_UNIT);
+        });
+        uint32_t low = __reduce_add_sync(~0u, (uint32_t)sum & 0xffffff);
+        uint32_t high = __reduce_add_sync(~0u, (uint32_t)(sum >> 24));
+        if (threadIdx.x % 32 == 0)
+            atomicAdd(&s->sum[h], ((unsigned long long)high << 24) + low);
+    }
+    all_sync(ranks);
+    for (uint32_t h = threadIdx.x; h < group; h += T) {
+        unsigned long long sum = 0;
+        for (uint32_t r = 0; r < ranks; r++)
+            sum += of_rank(&s->sum[h], r, ranks);
+        float z = (float)sum * (1.0f / SUM_UNIT), most = s->factor[h];
+        const float *known = w->c->known;
+        if (s->shift[h] ==
+            INFINITY) { /* a head without scores has no say, or all are alike to it */
+            s->factor[h] = known != NULL ? 0.0f : 0x1p100f / (float)w->n;
+            continue;
+        }
+        if (known != NULL) {
+            float x = known[(size_t)w->lane * w->c->group + h] - most;
+            z += x < -87.0f ? 0.0f : expf(fminf(x, 88.0f));
+        }
+        s->factor[h] = z > 0 ? 1.0f / z : 0.0f;
+    }
+    __syncthreads();
+}
+
+/* Ranks of 4 partitions; -inf: none. */
+__device__ inline void ranks_of(const struct select_shared *s, const struct lane_work *w,
+                                uint32_t i, float r[4])
+{
+    const struct select_call *c = w->c;
+    const uint32_t heads = c->reduce == REDUCE_NATIVE ? 1 : c->group;
+    bool has[4] = {false, false, false, false};
+    for (uint32_t h = 0; h < heads; h++) {
+        float x[4];
+        load_scores(w, h, i, x);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            has[e] = has[e] || x[e] > -INFINITY;
+            if (!w->raw) /* no exponent is less: what is next to nothing is all alike */
+                x[e] = __fmul_rn(exp2_fast(fmaxf(fmaf(x[e], LOG2E, s->shift[h]), -100.0f)),
+                                 s->factor[h]);
+            bool most = c->reduce == REDUCE_MAX_PROB || c->reduce == REDUCE_MAX_RAW;
+            r[e] = h == 0 ? x[e] : most ? fmaxf(r[e], x[e]) : __fadd_rn(r[e], x[e]);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        if (c->reduce == REDUCE_MEAN_RAW)
+            r[e] = __fmul_rn(r[e], 1.0f / (float)c->group);
+        if (!has[e])
+            r[e] = -INFINITY;
+    }
+}
+
+/* Keys, their first histogram, how many there are and the greatest. */
+template <int T, int K>
+__device__ uint32_t make_keys(struct select_shared *s, struct lane_work *w, select_keys<T, K> *keys,
+                              bool equal)
+{
+    uint32_t n = 0, best = 0, n_ranked = 0;
+    keys->make([&](uint32_t i, uint32_t *key) {
+        float r[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+        if (i < keys->end) {
+            if (!equal)
+                ranks_of(s, w, i, r);
+#pragma unroll
+            for (int e = 0; equal && e < 4; e++)
+                r[e] = i + e >= w->c->first && i + e < w->n ? 1.0f : -INFINITY;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            key[e] = r[e] > -INFINITY ? key_of(r[e]) : 0;
+            n += key[e] != 0;
+            best = max(best, key[e]);
+        }
+    });
+    n = __reduce_add_sync(~0u, n);
+    best = __reduce_max_sync(~0u, best);
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(&s->n_ranked, n);
+        atomicMax(&s->best, best);
+    }
+    count_first<T, K>(s, keys);
+    all_sync(keys->ranks);
+    best = 0;
+    for (uint32_t r = 0; r < keys->ranks; r++) {
+        n_ranked += of_rank(&s->n_ranked, r, keys->ranks);
+        best = max(best, of_rank(&s->best, r, keys->ranks));
+    }
+    total_of<T>(s, 0, 0, keys->ranks);
+    __syncthreads();
+    w->best = rank_of(best);
+    return n_ranked;
+}
+
+/* ---- how many ------------------------------------------------------------------------------------ */
+
+__device__ inline float share_of(const struct lane_work *w, uint32_t key)
+{
+    float r = rank_of(key);
+    return w->raw ? expf(r - w->best) : r * (w->best > 0 ? 1.0f / w->best : 0.0f);
+}
+
+/* Rows of partition i, and the first of them in the sequence. */
+__device__ inline uint32_t rows_of(const struct lane_work *w, uint32_t i, uint32_t *first)
+{
+    const struct select_call *c = w->c;
+    uint32_t segment = i / c->parts, p = i % c->parts;
+    *first = segment * SEGMENT_ROWS + p * c->part_rows;
+    if (c->part_rows > 0)
+        return c->part_rows;
+    const uint16_t *rows =
+        (const uint16_t *)(w->base + w->row->records[segment] * c->record_bytes + c->first_row);
+    *first = segment * SEGMENT_ROWS + rows[p];
+    return rows[p + 1] - rows[p];
+}
+
+/* The best whose masses together are top_p of all. */
+template <int T, int K>
+__device__ uint32_t count_of_mass(struct select_shared *s, const struct lane_work *w,
+                                  select_keys<T, K> *keys, uint32_t n_ranked)
+{
+    uint32_t key, above;
+    unsigned long long left;
+    auto weight = [&](uint32_t, uint32_t k) { return __float2ull_rn(share_of(w, k) * MASS_ONE); };
+    if (!find_crossing<T, K>(s, keys, 0, w->row->top_p, weight, &key, &left, &above))
+        return n_ranked;
+    unsigned long long one = weight(0, key);
+    return above + (uint32_t)((left + one - 1) / one);
+}
+
+/* The best whose rows fit the budget, where partitions differ. One CTA. */
+template <int T, int K>
+__device__ uint32_t count_of_rows(struct select_shared *s, struct lane_work *w,
+                                  select_keys<T, K> *keys, uint32_t n_ranked)
+{
+    uint32_t key, above, upto = 0;
+    unsigned long long left;
+    auto weight = [&](uint32_t i, uint32_t) {
+        uint32_t first;
+        return (unsigned long long)rows_of(w, i, &first);
+    };
+    if (!find_crossing<T, K>(s, keys, (unsigned long long)w->row->budget + 1, 0, weight, &key,
+                             &left, &above))
+        return n_ranked;
+    if (threadIdx.x == 0)
+        s->n_above = above;
+    __syncthreads();
+    keys->each([&](uint32_t i, uint32_t *k) {
+        uint32_t n = 0, total, first;
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            n += k[e] == key ? rows_of(w, i + e, &first) : 0;
+        uint32_t at = upto + block_scan<T>(s, n, &total, &w->turn);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (k[e] == key) {
+                at += rows_of(w, i + e, &first);
+                if (at < left)
+                    atomicAdd(&s->n_above, 1u);
+            }
+        upto += total;
+    });
+    __syncthreads();
+    return s->n_above;
+}
+
+/* How many of the best are selected: at least one. */
+template <int T, int K>
+__device__ uint32_t count_selected(struct select_shared *s, struct lane_work *w,
+                                   select_keys<T, K> *keys, uint32_t n_ranked)
+{
+    const struct select_call *c = w->c;
+    uint32_t limit = c->part_rows > 0 ? w->row->budget / c->part_rows : w->row->budget;
+    if (K == 0 && c->part_rows == 0)
+        limit = min(limit, count_of_rows<T, K>(s, w, keys, n_ranked));
+    if (w->row->top_p < 1)
+        limit = min(limit, count_of_mass<T, K>(s, w, keys, n_ranked));
+    return max(1u, min(limit, n_ranked));
+}
+
+/* ---- lists -------------------------------------------------------------------------------------- */
+
+__device__ inline void put_page(const struct lane_work *w, uint32_t at, uint32_t page,
+                                uint32_t mask, float share)
+{
+    const struct select_call *c = w->c;
+    if (at >= c->page_cap)
+        return; /* the caller's fault, but not a reason to write elsewhere */
+    size_t to = (size_t)w->lane * c->page_cap + at;
+    c->pages[to] = page;
+    c->share[to] = share;
+    if (c->masks != NULL)
+        c->masks[to] = mask;
+}
+
+/* Pages (if they are partitions) and estimates, ascending, by the CTAs of the cluster in order. */
+template <int T, int K, bool PAGES>
+__device__ void put_lists(struct select_shared *s, struct lane_work *w, select_keys<T, K> *keys,
+                          const struct border *chosen, const struct border *rest)
+{
+    const struct select_call *c = w->c;
+    const uint32_t full = 0xffffffffu >> (32 - c->block_rows);
+    uint32_t n_pages = 0, n_estimates = 0;
+    keys->each([&](uint32_t i, uint32_t *key) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            bool in = is_within(chosen, key[e], i + e) && key[e] != 0;
+            n_pages += in;
+            n_estimates += !in && key[e] != 0 && is_within(rest, key[e], i + e);
+        }
+    });
+    n_pages = __reduce_add_sync(~0u, n_pages);
+    n_estimates = __reduce_add_sync(~0u, n_estimates);
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd(&s->n_pages, n_pages);
+        atomicAdd(&s->n_estimates, n_estimates);
+    }
+    all_sync(keys->ranks);
+    n_pages = c->sink_pages;
+    n_estimates = 0;
+    for (uint32_t r = 0; r < keys->rank; r++) {
+        n_pages += of_rank(&s->n_pages, r, keys->ranks);
+        n_estimates += of_rank(&s->n_estimates, r, keys->ranks);
+    }
+    if (threadIdx.x == 0 && keys->rank + 1 == keys->ranks) {
+        if (PAGES)
+            c->n_pages[w->lane] = min(n_pages + s->n_pages, c->page_cap);
+        c->n_estimates[w->lane] = n_estimates + s->n_estimates;
+    }
+    if (keys->rank == 0)
+        for (uint32_t i = threadIdx.x; i < c->sink_pages; i += T)
+            put_page(w, i, i, full, 1.0f);
+    keys->each([&](uint32_t i, uint32_t *key) {
+        bool in[4], out[4];
+        uint32_t n = 0, total;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            in[e] = is_within(chosen, key[e], i + e) && key[e] != 0;
+            out[e] = !in[e] && key[e] != 0 && is_within(rest, key[e], i + e);
+            n += in[e] + (out[e] ? 0x10000u : 0);
+        }
+        uint32_t before = block_scan<T>(s, n, &total, &w->turn);
+        uint32_t page = n_pages + (before & 0xffff), estimate = n_estimates + (before >> 16);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (PAGES && in[e])
+                put_page(w, page++, i + e, full, share_of(w, key[e]));
+            if (out[e])
+                c->estimates[(size_t)w->lane * c->estimate_cap + estimate++] = i + e;
+        }
+        n_pages += total & 0xffff;
+        n_estimates += total >> 16;
+    });
+}
+
+/* Pages that hold rows of what was chosen, with a mask of these rows: marks, then the marked ones in
+ * order. One CTA. */
+template <int T, int K>
+__device__ void put_rows(struct select_shared *s, struct lane_work *w, select_keys<T, K> *keys,
+                         const struct border *chosen)
+{
+    const struct select_call *c = w->c;
+    uint32_t *marks = c->marks + (size_t)w->lane * c->pages_most * 2;
+    const uint32_t n = w->row->n_segments * (SEGMENT_ROWS / c->block_rows);
+    for (uint32_t i = threadIdx.x; i < 2 * n; i += T)
+        marks[i] = 0;
+    __syncthreads();
+    keys->each([&](uint32_t i, uint32_t *key) {
+        for (int e = 0; e < 4; e++) {
+            if (key[e] == 0 || !is_within(chosen, key[e], i + e))
+                continue;
+            uint32_t row, share = __float_as_uint(share_of(w, key[e]));
+            uint32_t end = rows_of(w, i + e, &row) + row;
+            while (row < end) {
+                uint32_t page = row / c->block_rows, at = row % c->block_rows;
+                uint32_t some = min(c->block_rows - at, end - row);
+                if (page >= c->sink_pages) { /* else it is whole already */
+                    atomicOr(&marks[2 * page], 0xffffffffu >> (32 - some) << at);
+                    atomicMax(&marks[2 * page + 1], share);
+                }
+                row += some;
+            }
+        }
+    });
+    __syncthreads();
+    uint32_t n_pages = c->sink_pages;
+    for (uint32_t first = 0; first < n; first += T) {
+        uint32_t page = first + threadIdx.x, total;
+        uint32_t mask = page < n ? __ldcg(&marks[2 * page]) : 0;
+        uint32_t at = n_pages + block_scan<T>(s, mask != 0, &total, &w->turn);
+        if (mask != 0)
+            put_page(w, at, page, mask, __uint_as_float(__ldcg(&marks[2 * page + 1])));
+        n_pages += total;
+    }
+    if (threadIdx.x == 0)
+        c->n_pages[w->lane] = min(n_pages, c->page_cap);
+}
+
+/* ---- a lane -------------------------------------------------------------------------------------- */
+
+template <int T> __device__ inline void clear(struct select_shared *s, uint32_t ranks)
+{
+    for (uint32_t i = threadIdx.x; i < sizeof s->hist / 4; i += T)
+        (&s->hist[0][0][0])[i] = 0;
+    if (threadIdx.x < SELECT_HEADS) {
+        s->top[threadIdx.x] = 0;
+        s->sum[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == 0) {
+        s->n_ranked = s->best = s->n_pages = s->n_estimates = 0;
+        s->ties[0] = s->ties[1] = s->end[0] = s->end[1] = 0;
+    }
+    all_sync(ranks);
+}
+
+/* A cluster of CTAs: one lane. K: keys of a thread; 0: in scratch, one CTA, any map. Op: select. */
+template <int T, int K>
+__global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struct select_call c)
+{
+    __shared__ struct select_shared s;
+    struct lane_work w = {};
+    select_keys<T, K> keys;
+    allow_next_kernel();
+    w.c = &c;
+    w.lane = blockIdx.x / c.ranks;
+    w.row = &c.rows[w.lane / c.kv_heads];
+    w.n = w.row->n_segments * c.parts;
+    w.raw = c.reduce != REDUCE_MAX_PROB && c.reduce != REDUCE_SUM_PROB;
+    struct cuda_lane place = c.lanes[w.lane % c.kv_heads];
+    w.base = c.records + place.index * c.record_lane_bytes;
+    keys.rank = blockIdx.x % c.ranks;
+    keys.ranks = c.ranks;
+    const uint32_t slice = ((w.n + c.ranks - 1) / c.ranks + 3) / 4 * 4;
+    keys.begin = min(w.n, keys.rank * slice);
+    keys.end = min(w.n, keys.begin + slice);
+    keys.scratch = K > 0 ? NULL : c.keys + (size_t)w.lane * c.keys_stride;
+    const bool exists = w.row->row != ~0u && place.class_ == LANE_SPARSE;
+    if (exists && w.n > 0)
+        clear<T>(&s, c.ranks);
+    wait_for_kernel_before();
+    if (!exists)
+        return;
+    if (w.n == 0) {
+        if (threadIdx.x == 0 && keys.rank == 0)
+            c.n_pages[w.lane] = c.n_estimates[w.lane] = 0;
+        return;
+    }
+    if (!w.raw)
+        head_masses<T, K>(&s, &w, &keys);
+    uint32_t n_ranked = make_keys<T, K>(&s, &w, &keys, false);
+    const bool scored = n_ranked > 0;
+    if (!scored) {
+        if (threadIdx.x == 0 && keys.rank == 0 && c.unscored != NULL)
+            atomicAdd(c.unscored, 1u);
+        all_sync(c.ranks); /* counts are read no more */
+        n_ranked = make_keys<T, K>(&s, &w, &keys, true);
+    }
+    struct border borders[2] = {{0xffffffffu, 0}, {0xffffffffu, 0}};
+    if (n_ranked > 0) {
+        uint32_t n = count_selected<T, K>(&s, &w, &keys, n_ranked);
+        uint32_t more = scored ? min(w.row->estimate, min(c.estimate_cap, n_ranked - n)) : 0;
+        const uint32_t k[2] = {n, more > 0 ? n + more : 0};
+        find_borders<T, K>(&s, &keys, k, n_ranked, borders, &w.turn);
+    }
+    if (K == 0 && c.map != MAP_PAGE) {
+        put_rows<T, K>(&s, &w, &keys, &borders[0]);
+        put_lists<T, K, false>(&s, &w, &keys, &borders[0], &borders[1]);
+    } else {
+        put_lists<T, K, true>(&s, &w, &keys, &borders[0], &borders[1]);
+    }
+    if (c.ranks > 1)
+        all_sync(c.ranks); /* others may still read what is shared */
+}
+
+/* ---- coarse to fine ------------------------------------------------------------------------------ */
+
+/* Mean of the logits of a group's coarse digests that have one. */
+__device__ inline float group_logit(const struct cuda_choice *c, uint32_t lane, uint32_t h,
+                                    uint32_t i)
+{
+    const float *p =
+        c->scores + ((size_t)lane * c->group + h) * c->stride + (size_t)i * c->per_group;
+    float sum = 0;
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < c->per_group; k++)
+        if (p[k] > -INFINITY) {
+            sum += p[k];
+            n++;
+        }
+    return n > 0 ? sum / (float)n : -INFINITY;
+}
+
+/* Greatest logit and sum of exponentials of every head. */
+__device__ void choice_masses(struct select_shared *s, const struct cuda_choice *c, uint32_t lane,
+                              uint32_t n)
+{
+    for (uint32_t h = 0; h < c->group; h++) {
+        float top = -INFINITY;
+        for (uint32_t i = threadIdx.x; i < n; i += SELECT_LOOP)
+            top = fmaxf(top, group_logit(c, lane, h, i));
+        uint32_t key = __reduce_max_sync(~0u, top > -INFINITY ? key_of(top) : 0);
+        if (threadIdx.x % 32 == 0)
+            atomicMax(&s->top[h], key);
+    }
+    __syncthreads();
+    for (uint32_t h = 0; h < c->group; h++) {
+        unsigned long long sum = 0;
+        float most = s->top[h] > 0 ? rank_of(s->top[h]) : 0.0f;
+        for (uint32_t i = threadIdx.x; i < n; i += SELECT_LOOP)
+            sum += __float2uint_rn(expf(group_logit(c, lane, h, i) - most) * SUM_UNIT);
+        atomicAdd(&s->sum[h], sum);
+    }
+    __syncthreads();
+    if (threadIdx.x < c->group) {
+        s->shift[threadIdx.x] = s->top[threadIdx.x] > 0 ? rank_of(s->top[threadIdx.x]) : 0.0f;
+        s->factor[threadIdx.x] =
+            s->sum[threadIdx.x] > 0 ? SUM_UNIT / (float)s->sum[threadIdx.x] : 0.0f;
+    }
+    __syncthreads();
+}
+
+/* One CTA: one lane. Few numbers, so bound by latency. Op: score, coarse to fine. */
+__global__ void __launch_bounds__(SELECT_LOOP)
+    choose_kernel(const __grid_constant__ struct cuda_choice c)
+{
+    __shared__ struct select_shared s;
+    const uint32_t lane = blockIdx.x;
+    const struct cuda_row *row = &c.rows[lane / c.kv_heads];
+    const uint32_t n = row->n_segments * c.groups;
+    uint32_t turn = 0;
+    allow_next_kernel();
+    wait_for_kernel_before();
+    if (n == 0 || c.lanes[lane % c.kv_heads].class_ != LANE_SPARSE)
+        return;
+    clear<SELECT_LOOP>(&s, 1);
+    choice_masses(&s, &c, lane, n);
+    select_keys<SELECT_LOOP, 0> keys;
+    keys.begin = 0;
+    keys.end = n;
+    keys.rank = 0;
+    keys.ranks = 1;
+    keys.scratch = c.keys + (size_t)lane * c.open_stride;
+    keys.make([&](uint32_t i, uint32_t *key) {
+        for (uint32_t e = 0; e < 4; e++) {
+            float share = 0;
+            for (uint32_t h = 0; i + e < n && h < c.group; h++) {
+                float x = group_logit(&c, lane, h, i + e) - s.shift[h];
+                share += x < -87.0f ? 0.0f : expf(x) * s.factor[h];
+            }
+            key[e] = i + e < n ? key_of(share > 0 ? share : 0.0f) : 0;
+        }
+    });
+    __syncthreads();
+    count_first<SELECT_LOOP, 0>(&s, &keys);
+    __syncthreads();
+    total_of<SELECT_LOOP>(&s, 0, 0, 1);
+    __syncthreads();
+    uint32_t n_open = (uint32_t)ceilf(__fmul_rn(c.share, (float)n));
+    const uint32_t k[2] = {max(1u, min(n_open, n)), 0};
+    struct border borders[2];
+    find_borders<SELECT_LOOP, 0>(&s, &keys, k, n, borders, &turn);
+    keys.each([&](uint32_t i, uint32_t *key) {
+        for (uint32_t e = 0; e < 4; e++)
+            if (i + e < n)
+                c.open[(size_t)lane * c.open_stride + i + e] =
+                    is_within(&borders[0], key[e], i + e);
+    });
+}
+
+/* ---- commands ------------------------------------------------------------------------------------ */
+
+typedef void select_fn(struct select_call);
+
+struct select_command {
+    struct select_call c;
+    uint32_t grid, threads, keys; /* keys: of a thread */
+};
+
+select_fn *kernel_of(uint32_t threads, uint32_t keys)
+{
+    if (keys == 0)
+        return select_kernel<SELECT_LOOP, 0>;
+    if (threads < 1024)
+        return threads == 128   ? select_kernel<128, 4>
+               : threads == 256 ? select_kernel<256, 4>
+                                : select_kernel<512, 4>;
+    return keys == 4   ? select_kernel<1024, 4>
+           : keys == 8 ? select_kernel<1024, 8>
+                       : select_kernel<1024, 16>;
+}
+
+void run_select(struct cuda_backend *b, const void *params)
+{
+    const struct select_command *m = (const struct select_command *)params;
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attrs[2] = {};
+    attrs[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attrs[0].val.programmaticStreamSerializationAllowed = 1;
+    attrs[1].id = cudaLaunchAttributeClusterDimension;
+    attrs[1].val.clusterDim.x = m->c.ranks;
+    attrs[1].val.clusterDim.y = attrs[1].val.clusterDim.z = 1;
+    config.gridDim = dim3(m->grid);
+    config.blockDim = dim3(m->threads);
+    config.stream = b->stream;
+    config.attrs = attrs;
+    config.numAttrs = b->overlaps ? 1 + (m->c.ranks > 1) : 0;
+    cuda_ok(b, cudaLaunchKernelEx(&config, kernel_of(m->threads, m->keys), m->c), "select");
+}
+
+void run_choose(struct cuda_backend *b, const void *params)
+{
+    struct choose_command {
+        struct cuda_choice c;
+        uint32_t lanes;
+    } const *m = (const struct choose_command *)params;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(m->lanes);
+    config.blockDim = dim3(SELECT_LOOP);
+    config.stream = b->stream;
+    cuda_ok(b, cudaLaunchKernelEx(&config, choose_kernel, m->c), "choice of groups");
+}
+
+/* Threads, keys of a thread and CTAs of a lane for n partitions: as many CTAs as the device has SMs,
+ * but none with less than 1024 partitions. keys 0: a loop. */
+void shape_of(const struct cuda_backend *b, struct select_command *m, uint32_t n, uint32_t lanes)
+{
+    uint32_t most = b->overlaps ? SELECT_RANKS : 1;
+    m->c.ranks = 1;
+    while (m->c.ranks < most && lanes * m->c.ranks * 2 <= (uint32_t)b->sms && n > m->c.ranks * 1024)
+        m->c.ranks *= 2;
+    while (m->c.ranks < most && n > m->c.ranks * 16384)
+        m->c.ranks *= 2;
+    uint32_t of_cta = (n + m->c.ranks - 1) / m->c.ranks, threads = 128;
+    while (threads < 1024 && threads * 4 < of_cta)
+        threads *= 2;
+    m->threads = threads;
+    m->keys = of_cta <= threads * 4 ? 4 : of_cta <= 8192 ? 8 : of_cta <= 16384 ? 16 : 0;
+}
+
+} /* namespace */
+
+void cuda_choose(struct cuda_backend *b, const struct cuda_choice *c, uint32_t lanes)
+{
+    struct {
+        struct cuda_choice c;
+        uint32_t lanes;
+    } m;
+    memset(&m, 0, sizeof m);
+    m.c = *c;
+    m.lanes = lanes;
+    cuda_do(b, run_choose, &m, sizeof m);
+}
+
+struct cuda_select {
+    void *scratch; /* keys, marks */
+    size_t scratch_bytes;
+};
+
+/* false after an error. */
+static bool take_scratch(struct cuda_backend *b, struct select_command *m, uint32_t lanes,
+                         uint32_t n, uint32_t segments)
+{
+    struct cuda_select *s = b->select;
+    m->c.keys_stride = (n + 3) / 4 * 4;
+    m->c.pages_most = segments * (SEGMENT_ROWS / m->c.block_rows);
+    size_t keys = digest_round((size_t)lanes * m->c.keys_stride * sizeof(uint32_t));
+    size_t marks =
+        m->c.map == MAP_PAGE ? 0 : (size_t)lanes * m->c.pages_most * 2 * sizeof(uint32_t);
+    if (!cuda_reserve(b, &s->scratch, &s->scratch_bytes, keys + marks))
+        return false;
+    m->c.keys = (uint32_t *)s->scratch;
+    m->c.marks = (uint32_t *)((uint8_t *)s->scratch + keys);
+    return true;
+}
+
+static void fill_call(struct select_call *c, const struct select_args *a)
+{
+    const struct kv_geometry *g = a->kv->geo;
+    uint32_t sinks = (a->desc.sinks + g->block_rows - 1) / g->block_rows;
+    c->lanes += (size_t)a->layer * g->kv_heads;
+    c->kv_heads = g->kv_heads;
+    c->group = a->group;
+    c->reduce = a->reduce;
+    c->map = a->map;
+    c->parts = a->desc.parts;
+    c->part_rows = a->desc.order == ORDER_KMEANS ? 0 : SEGMENT_ROWS / a->desc.parts;
+    c->first = c->part_rows > 0 ? sinks * g->block_rows / c->part_rows : 0;
+    c->sink_pages = sinks;
+    c->block_rows = g->block_rows;
+    c->scores = a->scores;
+    c->known = a->known;
+    c->stride = a->stride;
+    c->four = a->stride % 4 == 0 && (uintptr_t)a->scores % 16 == 0;
+    c->page_cap = a->page_cap;
+    c->estimate_cap = a->estimate_cap;
+    c->pages = a->pages;
+    c->masks = a->masks;
+    c->n_pages = a->n_pages;
+    c->estimates = a->estimates;
+    c->n_estimates = a->n_estimates;
+    c->unscored = a->unscored;
+    c->share = a->share;
+    c->records = (const uint8_t *)a->kv->records;
+    c->record_bytes = a->kv->record_bytes;
+    c->record_lane_bytes = a->kv->record_lane_bytes;
+    c->first_row = SEGMENT_ROWS * sizeof(uint16_t);
+}
+
+void cuda_select(struct backend *be, const struct select_args *a)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    const struct kv_geometry *g = a->kv->geo;
+    struct select_command m;
+    uint32_t rows = 0, segments = 0;
+    memset(&m, 0, sizeof m);
+    CHECK(a->map != MAP_PAGE || a->desc.parts == SEGMENT_ROWS / g->block_rows);
+    CHECK(a->map == MAP_PAGE || a->masks != NULL);
+    CHECK(a->desc.order == ORDER_KMEANS || SEGMENT_ROWS % a->desc.parts == 0);
+    CHECK(a->group <= SELECT_HEADS);
+    m.c.rows = cuda_rows(b, g, a->rows, a->n_rows, &rows, &segments);
+    m.c.lanes = cuda_lanes(b, g);
+    if (m.c.rows == NULL || m.c.lanes == NULL)
+        return;
+    fill_call(&m.c, a);
+    uint32_t lanes = rows * g->kv_heads, n = segments * a->desc.parts;
+    shape_of(b, &m, n, lanes);
+    if (m.c.map != MAP_PAGE || m.keys == 0) {
+        m.keys = 0;
+        m.threads = SELECT_LOOP;
+        m.c.ranks = 1;
+        if (!take_scratch(b, &m, lanes, n, segments))
+            return;
+    }
+    m.grid = lanes * m.c.ranks;
+    cuda_do(b, run_select, &m, sizeof m);
+}
+
+status cuda_select_open(struct cuda_backend *b)
+{
+    b->select = (struct cuda_select *)mem_alloc(sizeof *b->select);
+    return OK;
+}
+
+void cuda_select_close(struct cuda_backend *b)
+{
+    if (b->select == NULL)
+        return;
+    cudaFree(b->select->scratch);
+    mem_free(b->select);
+    b->select = NULL;
+}

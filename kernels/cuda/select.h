@@ -1,0 +1,418 @@
+/* The best k of many numbers, for select and for coarse-to-fine scores.
+ *
+ * Numbers are keys: 32-bit integers of the same order, 0 for what is no candidate. A cluster of `ranks`
+ * CTAs owns a lane; each has a slice of its keys, in registers (K of a thread) or in scratch (K = 0). The
+ * k-th largest key is found a byte at a time with histograms in shared memory, which the CTAs of a
+ * cluster read of each other. Every sum is of whole numbers: how many CTAs share a lane cannot be seen. */
+#ifndef KERNELS_CUDA_SELECT_H
+#define KERNELS_CUDA_SELECT_H
+
+#include "kernels/core/digest.h"
+#include "kernels/cuda/attend_mma.h"
+
+enum {
+    SELECT_BINS = 256,
+    SELECT_PASSES = 4,
+    SELECT_HEADS = 32, /* of a group at most */
+    SELECT_RANKS = 8,  /* CTAs of a cluster at most */
+    SELECT_LOOP = 1024 /* threads of a CTA that loops over its keys */
+};
+
+/* Opens the best groups of every lane, by their share of the mass summed over the heads. A group's logit
+ * is the mean of those of its coarse digests that have one. */
+struct cuda_choice {
+    const struct cuda_row *rows;
+    const struct cuda_lane *lanes; /* [kv_heads] of the layer */
+    uint32_t kv_heads, group;
+    const float *scores;                /* [lane][group][stride] of coarse digests */
+    uint32_t stride, per_group, groups; /* groups: of a segment */
+    float share;                        /* of the groups to open; one at least */
+    uint32_t *keys;                     /* [lane][open_stride] scratch */
+    uint8_t *open;                      /* [lane][open_stride] */
+    uint32_t open_stride;
+};
+void cuda_choose(struct cuda_backend *b, const struct cuda_choice *c, uint32_t lanes);
+
+/* ---- clusters ---- */
+
+__device__ static inline void all_sync(uint32_t ranks)
+{
+#if __CUDA_ARCH__ >= 900
+    if (ranks > 1) {
+        asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::
+                         : "memory");
+        return;
+    }
+#endif
+    __syncthreads();
+}
+
+/* The same variable of another CTA of the cluster. */
+template <typename X> __device__ static inline X of_rank(const X *p, uint32_t rank, uint32_t ranks)
+{
+#if __CUDA_ARCH__ >= 900
+    if (ranks > 1) {
+        const X *at;
+        asm volatile("mapa.u64 %0,%1,%2;" : "=l"(at) : "l"(p), "r"(rank));
+        return *(const volatile X *)at;
+    }
+#endif
+    return *p;
+}
+
+/* ---- keys ---- */
+
+__device__ static inline uint32_t key_of(float x)
+{
+    uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f)); /* -0 is 0 */
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ static inline float rank_of(uint32_t key)
+{
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+/* What is better than this, or equal and before `end`, is within. */
+struct border {
+    uint32_t key, end;
+};
+
+__device__ static inline bool is_within(const struct border *b, uint32_t key, uint32_t i)
+{
+    return key > b->key || (key == b->key && i < b->end);
+}
+
+struct found {
+    uint32_t bin, above, count;
+};
+
+struct select_shared {
+    uint32_t hist[SELECT_PASSES][2][SELECT_BINS];
+    unsigned long long weight[SELECT_PASSES][SELECT_BINS];
+    uint32_t total[2][SELECT_BINS];
+    struct found found[2];
+    uint32_t top[SELECT_HEADS];           /* keys of the greatest scores of this CTA */
+    unsigned long long sum[SELECT_HEADS]; /* of their exponentials, 2^31 times */
+    float shift[SELECT_HEADS], factor[SELECT_HEADS];
+    uint32_t n_ranked, best, ties[2], end[2], n_pages, n_estimates, n_above, crossing;
+    unsigned long long all[SELECT_BINS],
+        before; /* weights of the cluster; of what is above a bin */
+    uint32_t warp[2][32];
+};
+
+/* The keys of a CTA: partitions [begin, end) of a lane, T * 4 to a tile, 4 neighbours a thread. */
+template <int T, int K> struct select_keys {
+    uint32_t begin, end, rank, ranks;
+    uint32_t key[K > 0 ? K : 4];
+    uint32_t *scratch; /* [end - begin rounded up to 4]; K = 0 */
+
+    /* f(i, key): every thread of the CTA comes to every tile. */
+    template <typename F> __device__ inline void each(F f)
+    {
+        if constexpr (K > 0) {
+#pragma unroll
+            for (int j = 0; j < K / 4; j++)
+                f(begin + (j * T + threadIdx.x) * 4, key + j * 4);
+        } else {
+            for (uint32_t at = begin; at < end; at += T * 4) {
+                uint32_t i = at + threadIdx.x * 4;
+                uint32_t four[4] = {0, 0, 0, 0};
+                if (i < end) {
+                    uint4 v = *(const uint4 *)(scratch + (i - begin));
+                    four[0] = v.x, four[1] = v.y, four[2] = v.z, four[3] = v.w;
+                }
+                f(i, four);
+            }
+        }
+    }
+    /* f(i, key) sets all four keys. */
+    template <typename F> __device__ inline void make(F f)
+    {
+        if constexpr (K > 0) {
+            each(f);
+        } else
+            for (uint32_t i = begin + threadIdx.x * 4; i < end; i += T * 4) {
+                uint32_t four[4];
+                f(i, four);
+                *(uint4 *)(scratch + (i - begin)) = make_uint4(four[0], four[1], four[2], four[3]);
+            }
+    }
+};
+
+/* Sum over the threads before this one; *total: over all. `turn` alternates between calls. */
+template <int T>
+__device__ static inline uint32_t block_scan(struct select_shared *s, uint32_t x, uint32_t *total,
+                                             uint32_t *turn)
+{
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t sum = x, all;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        uint32_t y = __shfl_up_sync(~0u, sum, d);
+        sum += lane >= d ? y : 0;
+    }
+    if (lane == 31)
+        s->warp[*turn][warp] = sum;
+    __syncthreads();
+    all = lane < T / 32 ? s->warp[*turn][lane] : 0;
+    *turn ^= 1;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        uint32_t y = __shfl_up_sync(~0u, all, d);
+        all += lane >= d ? y : 0;
+    }
+    *total = __shfl_sync(~0u, all, 31);
+    uint32_t before = __shfl_sync(~0u, all, warp > 0 ? warp - 1 : 0);
+    return sum - x + (warp > 0 ? before : 0);
+}
+
+/* ---- borders ---- */
+
+/* The histogram of the first byte; a caller has cleared it, and synchronises. */
+template <int T, int K>
+__device__ static inline void count_first(struct select_shared *s, select_keys<T, K> *keys)
+{
+    keys->each([&](uint32_t, uint32_t *key) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (key[e] != 0)
+                atomicAdd(&s->hist[0][0][key[e] >> 24], 1u);
+    });
+}
+
+/* All threads, once the first histogram is complete: how many candidates the lane has. */
+template <int T>
+__device__ static inline void total_of(struct select_shared *s, uint32_t pass, uint32_t of,
+                                       uint32_t ranks)
+{
+    for (uint32_t bin = threadIdx.x; bin < SELECT_BINS; bin += T) {
+        uint32_t sum = 0;
+        for (uint32_t r = 0; r < ranks; r++)
+            sum += of_rank(&s->hist[pass][of][bin], r, ranks);
+        s->total[of][bin] = sum;
+    }
+}
+
+/* By one warp: the bin where counts from the last bin down reach k. */
+__device__ static inline void find_bin(const uint32_t *total, uint32_t k, struct found *out)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t count[8], sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        count[i] = total[SELECT_BINS - 1 - lane * 8 - i];
+        sum += count[i];
+    }
+    uint32_t upto = sum;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        uint32_t y = __shfl_up_sync(~0u, upto, d);
+        upto += lane >= d ? y : 0;
+    }
+    uint32_t above = upto - sum;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (above < k && above + count[i] >= k) {
+            out->bin = SELECT_BINS - 1 - lane * 8 - i;
+            out->above = above;
+            out->count = count[i];
+        }
+        above += count[i];
+    }
+}
+
+/* Of `left` of the keys equal to b->key, the last one's index + 1. */
+template <int T, int K>
+__device__ static inline void find_end(struct select_shared *s, select_keys<T, K> *keys,
+                                       struct border *b, uint32_t left, uint32_t which,
+                                       uint32_t *turn)
+{
+    uint32_t own = 0, before = 0, end = 0;
+    keys->each([&](uint32_t, uint32_t *key) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            own += key[e] == b->key;
+    });
+    own = __reduce_add_sync(~0u, own);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&s->ties[which], own);
+    all_sync(keys->ranks);
+    for (uint32_t r = 0; r < keys->rank; r++)
+        before += of_rank(&s->ties[which], r, keys->ranks);
+    keys->each([&](uint32_t i, uint32_t *key) {
+        uint32_t n = 0, total;
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            n += key[e] == b->key;
+        uint32_t at = before + block_scan<T>(s, n, &total, turn);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (key[e] == b->key && ++at == left)
+                s->end[which] = i + e + 1;
+        before += total;
+    });
+    all_sync(keys->ranks);
+    for (uint32_t r = 0; r < keys->ranks; r++)
+        end = max(end, of_rank(&s->end[which], r, keys->ranks));
+    b->end = end;
+}
+
+/* By one warp: the bin where weights from the last bin down reach `wanted`; bin SELECT_BINS: none does. */
+__device__ static inline void find_weight(struct select_shared *s, unsigned long long wanted)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    unsigned long long sum = 0;
+    for (int i = 0; i < 8; i++)
+        sum += s->all[SELECT_BINS - 1 - lane * 8 - i];
+    unsigned long long upto = sum;
+    for (int d = 1; d < 32; d *= 2) {
+        unsigned long long y = __shfl_up_sync(~0u, upto, d);
+        upto += lane >= d ? y : 0;
+    }
+    if (lane == 0)
+        s->crossing = SELECT_BINS;
+    __syncwarp();
+    unsigned long long above = upto - sum;
+    for (int i = 0; i < 8; i++) {
+        unsigned long long x = s->all[SELECT_BINS - 1 - lane * 8 - i];
+        if (above < wanted && above + x >= wanted) {
+            s->crossing = SELECT_BINS - 1 - lane * 8 - i;
+            s->before = above;
+        }
+        above += x;
+    }
+}
+
+/* Where the weights of candidates, best first, reach share * total, or `wanted` where share is 0: *key, the
+ * weight *left to its equals, and how many keys are greater. false: nowhere. weight(i, key) > 0. */
+template <int T, int K, typename F>
+__device__ static inline bool find_crossing(struct select_shared *s, select_keys<T, K> *keys,
+                                            unsigned long long wanted, float share, F weight,
+                                            uint32_t *key_at, unsigned long long *left,
+                                            uint32_t *n_above)
+{
+    uint32_t prefix = 0, above = 0;
+    __syncthreads(); /* before shared weights of an earlier search change */
+    for (uint32_t i = threadIdx.x; i < SELECT_PASSES * SELECT_BINS; i += T)
+        s->weight[i / SELECT_BINS][i % SELECT_BINS] = 0;
+    if (threadIdx.x == 0)
+        s->n_above = 0;
+    all_sync(keys->ranks);
+    for (uint32_t pass = 0; pass < SELECT_PASSES; pass++) {
+        const uint32_t shift = 24 - 8 * pass;
+        keys->each([&](uint32_t i, uint32_t *key) {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (key[e] != 0 && (pass == 0 || key[e] >> (shift + 8) == prefix))
+                    atomicAdd(&s->weight[pass][key[e] >> shift & 0xff], weight(i + e, key[e]));
+        });
+        all_sync(keys->ranks);
+        for (uint32_t bin = threadIdx.x; bin < SELECT_BINS; bin += T) {
+            unsigned long long sum = 0;
+            for (uint32_t r = 0; r < keys->ranks; r++)
+                sum += of_rank(&s->weight[pass][bin], r, keys->ranks);
+            s->all[bin] = sum;
+        }
+        __syncthreads();
+        if (pass == 0 && share > 0) {
+            unsigned long long total = 0;
+            for (uint32_t bin = 0; bin < SELECT_BINS; bin++)
+                total += s->all[bin];
+            wanted = (unsigned long long)((double)share * (double)total);
+            wanted = wanted > 0 ? wanted : 1;
+        }
+        if (threadIdx.x < 32)
+            find_weight(s, wanted);
+        __syncthreads();
+        if (s->crossing == SELECT_BINS)
+            return false;
+        wanted -= s->before;
+        prefix = prefix << 8 | s->crossing;
+        __syncthreads();
+    }
+    keys->each([&](uint32_t, uint32_t *key) {
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            above += key[e] > prefix;
+    });
+    above = __reduce_add_sync(~0u, above);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&s->n_above, above);
+    all_sync(keys->ranks);
+    *n_above = 0;
+    for (uint32_t r = 0; r < keys->ranks; r++)
+        *n_above += of_rank(&s->n_above, r, keys->ranks);
+    *key_at = prefix;
+    *left = wanted;
+    return true;
+}
+
+/* The borders that the k[0] and the k[1] best are within, 1 <= k <= n_ranked; k[1] 0: not wanted. The
+ * first histogram is complete in s->total[0]. Uniform in the cluster, so all branches are. */
+template <int T, int K>
+__device__ static inline void find_borders(struct select_shared *s, select_keys<T, K> *keys,
+                                           const uint32_t k[2], uint32_t n_ranked,
+                                           struct border out[2], uint32_t *turn)
+{
+    uint32_t prefix[2] = {0, 0}, left[2] = {k[0], k[1]};
+    bool done[2];
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        done[w] = k[w] == 0 || k[w] == n_ranked;
+        out[w].key = k[w] == 0 ? 0xffffffffu : 0;
+        out[w].end = 0;
+    }
+    for (uint32_t pass = 0; pass < SELECT_PASSES && !(done[0] && done[1]); pass++) {
+        const uint32_t shift = 24 - 8 * pass;
+        const bool same = prefix[0] == prefix[1] || done[0];
+        const uint32_t first = done[0] ? prefix[1] : prefix[0];
+        if (pass > 0) {
+            const bool second = !same && !done[1];
+            keys->each([&](uint32_t, uint32_t *key) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    uint32_t high = key[e] >> (shift + 8), bin = key[e] >> shift & 0xff;
+                    if (key[e] == 0)
+                        continue;
+                    if (high == first)
+                        atomicAdd(&s->hist[pass][0][bin], 1u);
+                    else if (second && high == prefix[1])
+                        atomicAdd(&s->hist[pass][1][bin], 1u);
+                }
+            });
+            all_sync(keys->ranks);
+            total_of<T>(s, pass, 0, keys->ranks);
+            if (second)
+                total_of<T>(s, pass, 1, keys->ranks);
+            __syncthreads();
+        }
+        if (threadIdx.x < 64) {
+            uint32_t w = threadIdx.x / 32;
+            if (!done[w])
+                find_bin(s->total[w == 1 && !same], left[w], &s->found[w]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            if (done[w])
+                continue;
+            struct found f = s->found[w];
+            prefix[w] = prefix[w] << 8 | f.bin;
+            left[w] -= f.above;
+            if (f.count == left[w]) { /* all of the bin, nothing below it */
+                uint32_t low = prefix[w] << shift;
+                out[w].key = low > 0 ? low - 1 : 0;
+                done[w] = true;
+            }
+        }
+    }
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+        if (!done[w]) {
+            out[w].key = prefix[w];
+            find_end<T, K>(s, keys, &out[w], left[w], w, turn);
+        }
+}
+
+#endif
