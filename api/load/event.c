@@ -125,6 +125,7 @@ static void read_ids(struct event *e, struct cursor *c)
     struct event_text all = skip(c);
     bool in_number = false;
     e->ids = all.p + 1;
+    e->n_ids = 0; /* the last of several counts */
     for (size_t i = 0; i < all.len; i++) {
         bool digit = all.p[i] >= '0' && all.p[i] <= '9';
         e->n_ids += digit && !in_number;
