@@ -111,7 +111,12 @@ static bool hear(void *arg, const struct msg_head *h)
         w->n_done++;
         if (w->phase == DRAINING)
             return false;
-        snprintf(w->fault, sizeof w->fault, "%s", reason_text(d));
+        if (d->reason == DONE_LENGTH && w->n_first < w->cell->batch)
+            snprintf(w->fault, sizeof w->fault,
+                     "no room for all: %u of %u had begun when one ended", w->n_first,
+                     w->cell->batch);
+        else
+            snprintf(w->fault, sizeof w->fault, "%s", reason_text(d));
         return true;
     }
     if (h->kind != MSG_STEP)

@@ -67,6 +67,11 @@ def the_default_model_runs():
                             "--chunk", "256")
     ok(rc == 0 and s["rows"][0]["planned_rows"] == 3 and "computed" in out and "synthetic" not in out, "with a prompt that is computed", out,
        err)
+    rc, s, out, err = bench("decode", MODEL, "--device", "cpu", "--batch", "2,9", "--context", "2200", "--sparse", "wave",
+                            "--sparse-budget", "0.02", "--block-size", "8", "--chunk", "512", "--steps", "4", "--kv-hbm", "80MiB", "--kv-dram",
+                            "1GiB")
+    ok(rc == 0 and s["rows"][0]["tok_s"] > 0 and s["rows"][1]["error"].startswith("no room for all: "),
+       "of two tiers it says how many sequences there is room for", s["rows"])
 
 
 def words_are_checked():
