@@ -449,7 +449,7 @@ static void statistics_come_late(void)
     ok(n.hits + n.misses > 0, "what was counted last is not lost when a hot set closes");
 }
 
-int main(int argc, char **argv) /* how many of the shapes; all */
+int main(int argc, char **argv) /* how many of the shapes, for a sanitizer; all */
 {
     static const struct shape shapes[] = {
         {"small pages", 8, 8, 5, 5, 48, 48, 64, 0, 1, 60},
@@ -472,8 +472,9 @@ int main(int argc, char **argv) /* how many of the shapes; all */
     for (uint32_t i = 0; i < n && i < ARRAY_LEN(shapes); i++) {
         open_world(&shapes[i]);
         the_gpu_does_what_the_cpu_does();
-        if (i == 0) {
+        if (i == 0 && argc == 1)
             epochs_may_wrap();
+        if (i == 0) {
             a_plan_larger_than_its_slots_fails();
             statistics_come_late();
         }
