@@ -241,21 +241,42 @@ static void go_cpu(struct run *x, bool known)
     CHECK(cpu->ops->sync(cpu) == OK);
 }
 
+/* One piece of device memory for all calls: a test has hundreds. */
+struct room {
+    uint8_t *base;
+    size_t used;
+};
+enum { ROOM = 96 << 20 };
+
+static void *place(struct room *r, const void *from, size_t bytes)
+{
+    void *p = r->base + r->used;
+    r->used += (bytes + 255) / 256 * 256;
+    CHECK(r->used <= ROOM);
+    gpu->ops->copy(gpu, p, from, bytes);
+    return p;
+}
+
 static void go_gpu(struct run *x, bool known)
 {
+    static uint8_t *base;
     struct select_args a = args_of(x, known);
     size_t pages = x->lanes * x->page_cap * 4, estimates = x->lanes * x->estimate_cap * 4 + 4;
-    size_t lanes = x->lanes * 4, all = x->n_scores * 4, masses = lanes * x->group;
-    struct lists d = {.pages = put(x->gpu.pages, pages),
-                      .masks = put(x->gpu.masks, pages),
-                      .share = put(x->gpu.share, pages),
-                      .n_pages = put(x->gpu.n_pages, lanes),
-                      .n_estimates = put(x->gpu.n_estimates, lanes),
-                      .estimates = put(x->gpu.estimates, estimates)};
-    void *scores = put(x->scores, all), *known_at = put(x->known, masses);
-    uint32_t zero = 0, *unscored = put(&zero, 4);
+    size_t lanes = x->lanes * 4;
+    if (base == NULL)
+        base = gpu->ops->alloc(gpu, ROOM);
+    CHECK(base != NULL);
+    struct room r = {.base = base};
+    struct lists d = {.pages = place(&r, x->gpu.pages, pages),
+                      .masks = place(&r, x->gpu.masks, pages),
+                      .share = place(&r, x->gpu.share, pages),
+                      .n_pages = place(&r, x->gpu.n_pages, lanes),
+                      .n_estimates = place(&r, x->gpu.n_estimates, lanes),
+                      .estimates = place(&r, x->gpu.estimates, estimates)};
+    float *known_at = place(&r, x->known, lanes * x->group);
+    uint32_t zero = 0, *unscored = place(&r, &zero, 4);
     a.kv = &x->w->gpu_kv;
-    a.scores = scores;
+    a.scores = place(&r, x->scores, x->n_scores * 4);
     a.known = known ? known_at : NULL;
     a.unscored = unscored;
     point_at(&a, &d, x->w->map != MAP_PAGE);
@@ -271,10 +292,6 @@ static void go_gpu(struct run *x, bool known)
     if (st != OK)
         printf("# %s\n", err_text());
     CHECK(st == OK);
-    void *all_of[] = {d.pages,     d.masks, d.share,  d.n_pages, d.n_estimates,
-                      d.estimates, scores,  known_at, unscored};
-    for (uint32_t i = 0; i < ARRAY_LEN(all_of); i++)
-        gpu->ops->free(gpu, all_of[i], 4);
 }
 
 /* ---- comparing ---- */
