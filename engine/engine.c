@@ -659,7 +659,8 @@ static struct msg_residence residence_now(const struct engine *e, const struct k
                               .segments_sealed = e->sched.segments_sealed,
                               .segments_found = e->sched.segments_found,
                               .planned_rows = e->step.planned_rows,
-                              .dram_ready = c->dram_ready};
+                              .dram_ready = c->dram_ready,
+                              .dram_grows = e->dram_growing};
     r.unscored_selections = e->stats.residence.unscored_selections;
     /* Reading it takes a wait for the device: now and then, and whenever somebody came or went. */
     if (e->at != NULL && (e->changed || e->stats.steps % UNSCORED_EVERY == 0))
@@ -795,7 +796,7 @@ static void watch_dram(struct engine *e)
         return;
     kv_poll(e->kv);
     kv_counts(e->kv, &c);
-    e->changed |= c.dram_ready != e->dram_ready;
+    e->changed |= c.dram_ready != e->dram_ready || c.dram_ended;
     e->dram_ready = c.dram_ready;
     e->dram_growing = !c.dram_ended;
     double seconds = (double)(clock_us() - e->dram_since) / 1e6;

@@ -128,6 +128,7 @@ struct msg_residence {
     uint64_t planned_rows;                    /* rows that attended by plan */
     uint64_t hot_slots;                       /* HBM blocks granted to hot sets now */
     uint64_t dram_ready;                      /* bytes of the DRAM tier that may be used by now */
+    uint64_t dram_grows;                      /* 1: there will be more */
 };
 
 /* After every step, and once at start: the state of the engine. Counters are totals since start. */

@@ -18,7 +18,7 @@ enum {
     THREADS = 256,
     WARPS = THREADS / 32,
     SHARED_PAGES =
-        2048, /* plans up to here keep their lists in shared memory: 48 KiB with the ages */
+        1920, /* plans up to here keep their lists in shared memory: 47 KiB with the ages */
     AGE_BYTES = HOT_MAX_SLOTS + 1,
     IN_USE = 0xff,        /* as an age */
     FETCHED = 0x80000000, /* beside a slot: it missed */

@@ -461,6 +461,7 @@ int main(int argc, char **argv) /* how many of the shapes, for a sanitizer; all 
         {"16 KiB pages", 32, 128, 2, 10, 100, 30, 64, 0, 1, 10},
         {"long lists", 8, 8, 2, 80, 4000, 2600, 1024, 0, 1, 10},
         {"long lists, light", 8, 8, 2, 80, 3000, 1900, 3000, 0.5f, 1, 10},
+        {"the longest lists in shared memory", 8, 8, 2, 80, 3000, 1920, 64, 0, 1, 6},
         {"the most slots", 8, 8, 1, 200, 21844, 900, 64, 0, 1, 8},
     };
     if (getenv("TEST_ITSELF") != NULL) /* against a second CPU backend */
