@@ -110,6 +110,14 @@ void *cuda_alloc_host(struct backend *be, size_t bytes)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     size_t mapped = (bytes + !bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+    int one_address = 0; /* of registered memory, for the host and the device */
+    (void)cudaDeviceGetAttribute(&one_address, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                 b->device);
+    if (!one_address) {
+        err(ERR_DEVICE, "cuda: this device cannot read the host's memory at its own address: leave "
+                        "--kv-dram 0");
+        return NULL;
+    }
     uint8_t *base = map_huge(mapped);
     if (base == NULL) {
         err(ERR_MEMORY, "cuda: no addresses for %.1f GiB of the host's memory", gib(bytes));
