@@ -149,7 +149,8 @@ struct hot_home {
     struct hot_set set; /* first: a struct hot_set * is one of these */
     struct backend *be;
     size_t bytes, stats_bytes; /* of this allocation; of the backend's for stats */
-    void *pages;               /* leaves, dram_blocks: grow with what is covered */
+    size_t leaf_bytes;
+    void *pages; /* leaves, dram_blocks: grow with what is covered */
     size_t pages_bytes;
     uint16_t **leaves;        /* [n_leaves] of the host, for what set.leaves points to */
     uint16_t **device_leaves; /* set.leaves */
@@ -201,6 +202,7 @@ status hot_set_open(struct hot_set **out, struct backend *be, struct leaf_pool *
         .be = be,
         .bytes = bytes,
         .stats_bytes = stats_bytes,
+        .leaf_bytes = pool->leaf_bytes,
         .max_pages = max_pages,
     };
     home->set.stats = be->ops->alloc(be, stats_bytes);
@@ -478,7 +480,7 @@ struct hot_set *hot_set_snapshot(const struct hot_set *h)
 {
     const struct hot_home *home = home_of(h);
     struct backend *be = home->be;
-    size_t slots = slots_size(h->n_lanes, h->max_slots), leaf = h->n_lanes * HOT_LEAF_PAGES * 2ul;
+    size_t slots = slots_size(h->n_lanes, h->max_slots), leaf = home->leaf_bytes;
     size_t stats_at = round_up(sizeof *home, 64), leaves_at = stats_at + home->stats_bytes;
     size_t dram_at = leaves_at + h->n_leaves * sizeof *h->leaves;
     size_t slots_at = dram_at + home->n_pages * sizeof *h->dram_blocks;

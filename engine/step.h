@@ -18,7 +18,7 @@ struct step {
     /* The batch being built, then run. */
     uint32_t *tokens;          /* [max_rows] */
     struct batch_seq *seqs;    /* [max_seqs] */
-    struct kv_seq **stepped; /* [max_seqs] those that attended by plan */
+    struct kv_seq **stepped;   /* [max_seqs] those that attended by plan */
     uint32_t *logit_rows;      /* [max_logits] */
     struct sample_row *sample; /* [max_logits], one per logit row, in the same order */
     uint32_t n_rows, n_logits;
