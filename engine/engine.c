@@ -52,7 +52,9 @@ struct engine {
     uint32_t n_failed; /* steps in a row */
     char failure[200]; /* of the last of them */
     bool quit;
-    bool changed; /* the numbers of MSG_STEP moved outside a step */
+    uint64_t
+        step_from; /* when the step to settle next was launched, or the one before it settled */
+    bool changed;  /* the numbers of MSG_STEP moved outside a step */
     bool dram_growing;
     uint64_t dram_ready, dram_told,
         dram_since; /* bytes at the last poll and in the log; when it began */
@@ -559,6 +561,7 @@ struct mailbox *engine_mailbox(struct engine *e)
 static void finish(struct engine *e, struct sequence *q, enum done_reason reason, const char *why)
 {
     report_done(&e->report, q, reason, 0, why);
+    step_forget(&e->step, q);
     sched_remove(&e->sched, q);
     sequence_destroy(q, e->at);
     e->changed = true;
@@ -760,11 +763,14 @@ static uint32_t behind_blocks(const struct engine *e)
     return (uint32_t)n;
 }
 
-static void run_step(struct engine *e)
+/* The oldest step in flight: with another one ahead of it, if that can be, so that the device does not wait
+ * for what follows here. */
+static void settle_step(struct engine *e)
 {
-    uint64_t start = clock_us();
-    uint32_t rows = e->sched.plan_rows, decodes = e->sched.plan_decodes;
-    status st = step_run(&e->step);
+    const struct flight *f = &e->step.flights[e->step.first];
+    uint32_t rows = f->n_rows, decodes = f->n_decodes;
+    (void)step_ahead(&e->step);
+    status st = step_settle(&e->step);
     if (st == OK)
         e->n_failed = 0;
     else
@@ -772,15 +778,17 @@ static void run_step(struct engine *e)
     /* While the device is idle for a moment anyway; only where HBM is getting short. */
     if (e->cfg.write_behind && st == OK && hbm_is_short(e))
         (void)kv_write_behind(e->kv, behind_blocks(e));
+    uint64_t now = clock_us();
     e->stats.steps++;
-    e->stats.step_us = clock_us() - start;
+    e->stats.step_us = now - e->step_from;
+    e->step_from = now;
     double weight = e->sched.step_us > 0 ? STEP_WEIGHT : 1; /* the first one is all there is */
     e->sched.step_us += ((double)e->stats.step_us - e->sched.step_us) * weight;
     e->stats.step_tokens = rows;
     e->stats.step_decodes = decodes;
-    log_line(LOG_DEBUG, "step %llu: %u rows, %u of them answers, %llu us",
+    log_line(LOG_DEBUG, "step %llu: %u rows, %u of them answers, %llu us, %llu of them waiting",
              (unsigned long long)e->stats.steps, rows, decodes,
-             (unsigned long long)e->stats.step_us);
+             (unsigned long long)e->stats.step_us, (unsigned long long)e->step.wait_us);
     tell_step(e);
 #ifdef AUDIT
     audit(e);
@@ -819,9 +827,13 @@ static void *engine_thread(void *arg)
     while (!e->quit && e->n_failed < MAX_FAILED_STEPS) {
         hear_all(e);
         watch_dram(e);
-        bool busy = sched_plan(&e->sched, clock_us(), tell_admitted, tell_refused, e);
-        if (busy)
-            run_step(e);
+        uint64_t now = clock_us();
+        if (e->step.n_flights == 0 && sched_plan(&e->sched, now, tell_admitted, tell_refused, e)) {
+            e->step_from = now;
+            step_launch(&e->step);
+        }
+        if (e->step.n_flights > 0)
+            settle_step(e);
         else if (e->changed)
             tell_step(e);
         else if (!e->quit)

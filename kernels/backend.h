@@ -1,8 +1,8 @@
 /* A backend: one table of functions over memory, copies and every numerical operation of a step.
  *
  * Operations queue and return nothing; the first error sticks to the backend and comes out of
- * `sync`. Until sync, what their arguments point to (arrays of rows, block tables, lists; not the arguments
- * themselves) stays where it is and does not change: a backend reads it once a step, by its address.
+ * `sync`. Until sync or submit, what their arguments point to (arrays of rows, block tables, lists; not the
+ * arguments themselves) stays where it is and does not change: a backend reads it once a step, by its address.
  * The engine thread alone calls these functions. Activations are f32 on the CPU; above this
  * header an activation buffer is opaque memory of `act_bytes` per number. A page (one lane's part of
  * a block) is opaque too: its inner order belongs to the backend.
@@ -103,9 +103,13 @@ enum linear_out {
     LINEAR_SWIGLU, /* W = gate over up: out = silu(gate x) * (up x)     [rows][W.rows / 2] */
 };
 
+/* In place of a token: the one that row i (EMBED_DRAWN | i) of the last `sample` before this drew. Only
+ * where the backend has `submit`. */
+#define EMBED_DRAWN 0x80000000u
+
 struct embed_args {
     const struct weight *table;
-    const uint32_t *tokens; /* [n_rows], each < rows of the table */
+    const uint32_t *tokens; /* [n_rows], each < rows of the table, or EMBED_DRAWN */
     uint32_t n_rows;
     void *out; /* act [n_rows][cols] */
 };
@@ -438,6 +442,11 @@ struct backend_ops {
     void (*free)(struct backend *be, void *p, size_t bytes);
     void (*copy)(struct backend *be, void *dst, const void *src, size_t bytes);
     status (*sync)(struct backend *be); /* waits; the first error since the last sync */
+    /* submit: what was queued begins to run, as one step, and what arguments pointed to is free again; but the
+     * rows of `sample`, whose results are there when `wait`, which waits for the oldest step submitted,
+     * returns. At most two are submitted at a time; sync waits for both. NULL, both: only sync. */
+    void (*submit)(struct backend *be);
+    status (*wait)(struct backend *be);
     /* Bytes that alloc can still give. NULL: alloc gives the machine's own memory. */
     uint64_t (*memory)(struct backend *be);
     /* The second tier, where it is not alloc's memory: of the host, for the device to read as well. NULL:

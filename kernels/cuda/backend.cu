@@ -83,7 +83,7 @@ static void cuda_free(struct backend *be, void *p, size_t bytes)
     use_device(b);
     cuda_flush(b);
     cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to free memory");
-    cuda_hot_settle(b); /* statistics that were read from there */
+    cuda_hot_settle(b, b->n_steps); /* statistics that were read from there */
     cuda_ok(b, cudaFree(p), "cudaFree");
 }
 
@@ -131,17 +131,34 @@ static void cuda_copy(struct backend *be, void *dst, const void *src, size_t byt
     cuda_tier_copy(b, dst, src, bytes);
 }
 
+static status take_error(struct cuda_backend *b)
+{
+    status st = b->error;
+    b->error = OK;
+    return st == OK ? OK : err(st, "%s", b->text);
+}
+
 static status cuda_sync(struct backend *be)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     use_device(b);
     cuda_step_end(b);
     cuda_resolve_settle(b);
-    cuda_hot_settle(b);
-    cuda_sample_settle(b, b->error == OK);
-    status st = b->error;
-    b->error = OK;
-    return st == OK ? OK : err(st, "%s", b->text);
+    cuda_hot_settle(b, b->n_steps);
+    while (cuda_sample_settle(b, b->n_steps, b->error == OK))
+        ;
+    return take_error(b);
+}
+
+static status cuda_wait(struct backend *be)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    use_device(b);
+    uint64_t ended = cuda_step_wait(b);
+    cuda_hot_settle(b, ended);
+    cuda_resolve_settle(b);
+    (void)cuda_sample_settle(b, ended, b->error == OK);
+    return take_error(b);
 }
 
 static const char *cuda_describe(struct backend *be)
@@ -187,6 +204,8 @@ static const struct backend_ops cuda_ops = {
     .free = cuda_free,
     .copy = cuda_copy,
     .sync = cuda_sync,
+    .submit = cuda_submit,
+    .wait = cuda_wait,
     .memory = cuda_memory,
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,

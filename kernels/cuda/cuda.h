@@ -20,7 +20,7 @@ struct cuda_backend {
     bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
     cudaStream_t stream;
     cublasHandle_t blas; /* on `stream`, bf16 inputs, float sums and outputs */
-    uint64_t n_steps;    /* that have ended: lists of a step are known by it */
+    uint64_t n_steps;    /* ended or submitted: the number of the one that is being queued */
     status error;        /* sticks until sync; its text is in `text` */
     char text[256], description[160];
     struct cuda_step *step;         /* step.cu */
@@ -107,9 +107,12 @@ const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geome
 
 status cuda_step_open(struct cuda_backend *b);
 void cuda_step_close(struct cuda_backend *b);
-/* Runs what was queued; cuda_step_end also waits for it and begins a new step. */
+/* Runs what was queued; cuda_step_end also waits for everything and begins a new step. */
 void cuda_flush(struct cuda_backend *b);
 void cuda_step_end(struct cuda_backend *b);
+/* The operations; the wait without results and errors. */
+void cuda_submit(struct backend *be);
+uint64_t cuda_step_wait(struct cuda_backend *b); /* the number of the step that has ended */
 
 /* ---- operations ---- */
 
@@ -156,7 +159,7 @@ void cuda_hot_op(struct backend *be, const struct hot_args *a);
 status cuda_hot_open(struct cuda_backend *b);
 void cuda_hot_close(struct cuda_backend *b);
 /* Hands out what was read: once the stream is done. */
-void cuda_hot_settle(struct cuda_backend *b);
+void cuda_hot_settle(struct cuda_backend *b, uint64_t step);
 
 /* tier.cu: the host's memory that the device reads */
 void *cuda_alloc_host(struct backend *be, size_t bytes);
@@ -171,7 +174,10 @@ void cuda_tier_close(struct cuda_backend *b);
 status cuda_sample_open(struct cuda_backend *b);
 void cuda_sample_close(struct cuda_backend *b);
 void cuda_sample(struct backend *be, const struct sample_args *a);
-/* Hands out what cuda_sample queued: for sync, once the stream is done. good: the results count. */
-void cuda_sample_settle(struct cuda_backend *b, bool good);
+/* Where the tokens that the last sample drew are, by row: device memory, in strides of *stride bytes. */
+const uint32_t *cuda_drawn(const struct cuda_backend *b, uint32_t *stride);
+/* Hands out what the oldest cuda_sample of the steps up to this one queued, once the stream has come so far.
+ * good: the results count. false: there was none. */
+bool cuda_sample_settle(struct cuda_backend *b, uint64_t step, bool good);
 
 #endif

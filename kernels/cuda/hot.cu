@@ -44,6 +44,7 @@ struct arrival {
     void *to;
     uint32_t *arrived;
     size_t at, bytes; /* in `pinned` */
+    uint64_t step;
 };
 
 } /* namespace */
@@ -98,15 +99,19 @@ static void change(struct cuda_backend *b, const struct hot_args *a)
     cuda_launched(b, "a change of a hot set");
 }
 
-void cuda_hot_settle(struct cuda_backend *b)
+void cuda_hot_settle(struct cuda_backend *b, uint64_t step)
 {
     struct cuda_hot *t = b->hot;
-    for (size_t i = 0; i < t->n_arrivals; i++) {
-        memcpy(t->arrivals[i].to, t->pinned + t->arrivals[i].at, t->arrivals[i].bytes);
-        ++*t->arrivals[i].arrived;
+    size_t n = 0; /* in the order of steps */
+    for (; n < t->n_arrivals && t->arrivals[n].step <= step; n++) {
+        memcpy(t->arrivals[n].to, t->pinned + t->arrivals[n].at, t->arrivals[n].bytes);
+        ++*t->arrivals[n].arrived;
     }
-    t->n_arrivals = 0;
-    t->used = 0;
+    t->n_arrivals -= n;
+    if (t->n_arrivals > 0)
+        memmove(t->arrivals, t->arrivals + n, t->n_arrivals * sizeof *t->arrivals);
+    else
+        t->used = 0;
 }
 
 /* Room for bytes; where there is none, what is under way has to arrive first. */
@@ -120,7 +125,7 @@ static bool room_for(struct cuda_backend *b, size_t bytes)
         want *= 2;
     if (!cuda_ok(b, cudaStreamSynchronize(b->stream), "statistics of hot sets"))
         return false;
-    cuda_hot_settle(b);
+    cuda_hot_settle(b, b->n_steps);
     cudaFreeHost(t->pinned);
     t->pinned = NULL;
     t->pinned_bytes = 0;
@@ -147,7 +152,7 @@ static void read_stats(struct cuda_backend *b, const struct hot_args *a)
                                                  max * sizeof *t->arrivals);
         t->max_arrivals = max;
     }
-    t->arrivals[t->n_arrivals++] = {a->to, a->arrived, t->used, bytes};
+    t->arrivals[t->n_arrivals++] = {a->to, a->arrived, t->used, bytes, b->n_steps};
     t->used += (bytes + 63) / 64 * 64;
 }
 

@@ -7,22 +7,28 @@
  * summed as whole numbers of 2^-40 of the greatest, so no order of addition can be seen and a draw is
  * the same alone and in a batch. Only tokens whose logits nearly tie can differ from the CPU's.
  *
- * Results go to pinned memory at their place in the stream; sync hands them out. */
+ * The kernel writes results to the device, where the next step finds its tokens, and to pinned memory, from
+ * where sync or wait hands them out. */
 #include "kernels/core/philox.h"
 #include "kernels/cuda/sample.h"
 
-#include <stdlib.h>
-#include <string.h>
+/* Of a step that was queued. */
+struct results {
+    struct drawn *host; /* pinned [max_rows] */
+    uint32_t max_rows, n_rows;
+    uint64_t step;
+    struct sample_row *rows; /* of the caller, who waits for them */
+};
 
 struct cuda_sampler {
     float *x;       /* [rows][vocab] logits as changed by lists and penalties */
     uint32_t *seen; /* [rows][vocab] */
     uint32_t *ids;  /* [rows][vocab] candidates */
     size_t x_bytes, seen_bytes, ids_bytes;
-    struct drawn *out, *host_out; /* device, pinned; [max_rows] */
-    size_t out_bytes, host_rows;
-    struct sample_row *rows; /* of the caller, who waits for them; NULL: nothing is queued */
-    uint32_t n_rows;
+    struct drawn *out; /* [rows] device: the next step takes its tokens from here */
+    size_t out_bytes;
+    struct results results[2]; /* the oldest is results[first] */
+    uint32_t first, n_results;
 };
 
 status cuda_sample_open(struct cuda_backend *b)
@@ -40,7 +46,8 @@ void cuda_sample_close(struct cuda_backend *b)
     cudaFree(s->seen);
     cudaFree(s->ids);
     cudaFree(s->out);
-    cudaFreeHost(s->host_out);
+    cudaFreeHost(s->results[0].host);
+    cudaFreeHost(s->results[1].host);
     mem_free(s);
     b->sampler = NULL;
 }
@@ -111,10 +118,6 @@ static void run_draw(struct cuda_backend *b, const void *params)
 {
     const struct sample_call *c = (const struct sample_call *)params;
     sample_launch(b, c);
-    cuda_ok(b,
-            cudaMemcpyAsync(c->host_out, c->out, c->n_rows * sizeof *c->out, cudaMemcpyDeviceToHost,
-                            b->stream),
-            "sample: results");
 }
 
 /* ---- the host's part ---- */
@@ -157,25 +160,24 @@ static bool fill_row(struct cuda_backend *b, const struct sample_row *r, struct 
     return to->history != NULL;
 }
 
-/* Rows on the device; *changes, *filters: whether any row needs the passes that need scratch. */
-static const struct draw_row *stage_rows(struct cuda_backend *b, const struct sample_args *a,
-                                         bool *changes, bool *lists)
+/* *changes, *lists: whether any row needs the passes that need scratch. NULL: no memory, which b knows. */
+static struct draw_row *list_rows(struct cuda_backend *b, const struct sample_args *a,
+                                  bool *changes, bool *lists)
 {
-    struct draw_row *rows = (struct draw_row *)calloc(a->n_rows, sizeof *rows);
-    bool good = rows != NULL;
-    for (uint32_t i = 0; good && i < a->n_rows; i++) {
-        good = fill_row(b, &a->rows[i], &rows[i]);
+    struct draw_row *rows = (struct draw_row *)mem_alloc(a->n_rows * sizeof *rows);
+    for (uint32_t i = 0; i < a->n_rows; i++) {
+        if (!fill_row(b, &a->rows[i], &rows[i])) {
+            mem_free(rows);
+            return NULL;
+        }
         *changes |= rows[i].changed != 0;
         *lists |= sample_needs_ids(&rows[i], a->vocab);
     }
-    const struct draw_row *at =
-        good ? (const struct draw_row *)cuda_stage(b, rows, a->n_rows * sizeof *rows) : NULL;
-    free(rows);
-    return at;
+    return rows;
 }
 
-static bool reserve(struct cuda_backend *b, uint32_t n_rows, uint32_t vocab, bool changes,
-                    bool lists)
+static bool reserve(struct cuda_backend *b, struct results *to, uint32_t n_rows, uint32_t vocab,
+                    bool changes, bool lists)
 {
     struct cuda_sampler *s = b->sampler;
     size_t rows = cuda_bucket(n_rows), numbers = rows * vocab * 4;
@@ -184,16 +186,37 @@ static bool reserve(struct cuda_backend *b, uint32_t n_rows, uint32_t vocab, boo
         (changes && !cuda_reserve(b, (void **)&s->seen, &s->seen_bytes, numbers)) ||
         (lists && !cuda_reserve(b, (void **)&s->ids, &s->ids_bytes, numbers)))
         return false;
-    if (rows <= s->host_rows)
+    if (rows <= to->max_rows)
         return true;
-    cudaFreeHost(s->host_out); /* nothing of this step is queued for it */
-    s->host_out = NULL;
-    s->host_rows = 0;
-    if (!cuda_ok(b, cudaMallocHost((void **)&s->host_out, rows * sizeof *s->host_out),
+    cudaFreeHost(to->host); /* its step was settled */
+    to->host = NULL;
+    to->max_rows = 0;
+    if (!cuda_ok(b, cudaMallocHost((void **)&to->host, rows * sizeof *to->host),
                  "pinned memory for tokens"))
         return false;
-    s->host_rows = rows;
+    to->max_rows = (uint32_t)rows;
     return true;
+}
+
+/* Where the rows' results go, and the rows themselves to the device. */
+static const struct draw_row *stage_rows(struct cuda_backend *b, struct draw_row *rows,
+                                         const struct results *to, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        rows[i].host = to->host + i;
+    return (const struct draw_row *)cuda_stage(b, rows, n * sizeof *rows);
+}
+
+/* The engine asks once a step; more than that waits for the first. */
+static struct results *next_results(struct cuda_backend *b)
+{
+    struct cuda_sampler *s = b->sampler;
+    if (s->n_results == 2) {
+        cuda_flush(b);
+        bool good = cuda_ok(b, cudaStreamSynchronize(b->stream), "sample") && b->error == OK;
+        (void)cuda_sample_settle(b, b->n_steps, good);
+    }
+    return &s->results[(s->first + s->n_results) % 2];
 }
 
 void cuda_sample(struct backend *be, const struct sample_args *a)
@@ -203,14 +226,13 @@ void cuda_sample(struct backend *be, const struct sample_args *a)
     bool changes = false, lists = false;
     if (a->n_rows == 0)
         return;
-    if (s->rows != NULL) { /* the engine asks once per step; a second time waits for the first */
-        cuda_flush(b);
-        cuda_sample_settle(b, cuda_ok(b, cudaStreamSynchronize(b->stream), "sample") &&
-                                  b->error == OK);
-    }
+    struct results *to = next_results(b);
+    struct draw_row *rows = list_rows(b, a, &changes, &lists);
     struct sample_call c = {};
-    c.rows = stage_rows(b, a, &changes, &lists);
-    if (c.rows == NULL || !reserve(b, a->n_rows, a->vocab, changes, lists)) {
+    if (rows != NULL && reserve(b, to, a->n_rows, a->vocab, changes, lists))
+        c.rows = stage_rows(b, rows, to, a->n_rows);
+    mem_free(rows);
+    if (c.rows == NULL) {
         cuda_ok(b, cudaErrorMemoryAllocation, "sample: rows");
         return;
     }
@@ -221,20 +243,24 @@ void cuda_sample(struct backend *be, const struct sample_args *a)
     c.seen = s->seen;
     c.ids = s->ids;
     c.out = s->out;
-    c.host_out = s->host_out;
     if (changes)
         cuda_do(b, run_adjust, &c, sizeof c);
     cuda_do(b, run_draw, &c, sizeof c);
-    s->rows = a->rows;
-    s->n_rows = a->n_rows;
+    to->rows = a->rows;
+    to->n_rows = a->n_rows;
+    to->step = b->n_steps;
+    s->n_results++;
 }
 
-void cuda_sample_settle(struct cuda_backend *b, bool good)
+bool cuda_sample_settle(struct cuda_backend *b, uint64_t step, bool good)
 {
     struct cuda_sampler *s = b->sampler;
-    for (uint32_t i = 0; good && s->rows != NULL && i < s->n_rows; i++) {
-        const struct drawn *d = &s->host_out[i];
-        struct sample_row *r = &s->rows[i];
+    const struct results *from = &s->results[s->first];
+    if (s->n_results == 0 || from->step > step)
+        return false;
+    for (uint32_t i = 0; good && i < from->n_rows; i++) {
+        const struct drawn *d = &from->host[i];
+        struct sample_row *r = &from->rows[i];
         r->token = d->token;
         r->rank = d->rank;
         r->logprob = d->logprob;
@@ -242,5 +268,13 @@ void cuda_sample_settle(struct cuda_backend *b, bool good)
         for (int32_t j = 0; j < r->n_top && !r->bad; j++)
             r->top[j] = d->top[j];
     }
-    s->rows = NULL;
+    s->first ^= 1;
+    s->n_results--;
+    return true;
+}
+
+const uint32_t *cuda_drawn(const struct cuda_backend *b, uint32_t *stride)
+{
+    *stride = sizeof *b->sampler->out;
+    return b->sampler->out != NULL ? &b->sampler->out->token : NULL;
 }

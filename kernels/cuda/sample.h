@@ -15,6 +15,7 @@ struct draw_row {
     uint32_t n_banned, n_bias, n_prompt, n_history;
     const uint32_t *banned, *bias_ids, *history;
     const float *bias;
+    struct drawn *host; /* pinned */
 };
 
 struct drawn {
@@ -30,7 +31,7 @@ struct sample_call {
     const struct draw_row *rows;
     float *x;
     uint32_t *seen, *ids;
-    struct drawn *out, *host_out;
+    struct drawn *out;
 };
 
 /* Does the row need ids? */

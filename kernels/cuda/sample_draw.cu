@@ -526,6 +526,9 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) draw_kernel(struct sample_call
     __syncthreads();
     if (!bad && (!draws || r->n_top >= 0))
         score(&s, r, raw, c.vocab, first.max, token, ids, d);
+    __syncthreads();
+    if (threadIdx.x < sizeof *d / 4)
+        ((uint32_t *)r->host)[threadIdx.x] = ((const uint32_t *)d)[threadIdx.x];
 }
 
 } /* namespace */

@@ -2,7 +2,8 @@
  *
  * A step's small arrays go through pinned memory with a twin on the device. A place in it is rounded up
  * to a bucket of sizes, so the same operations get the same addresses although tables grow by an entry
- * now and then. Chunks double until a step fits into one; the memory begins anew with every step.
+ * now and then. Chunks double until a step fits into one; the memory begins anew with every step. The host
+ * has two sides in turn: a step is prepared while the one before it may still be copied.
  *
  * Block tables and lists of records are found again by their host address: append, attend, score and
  * select of all layers read one copy. */
@@ -17,8 +18,8 @@ namespace
 enum { STAGE_ALIGN = 256, STAGE_FIRST = 4 << 20, TABLE_SLOTS_FIRST = 256 };
 
 struct chunk {
-    struct chunk *next; /* older and smaller */
-    uint8_t *host, *twin;
+    struct chunk *next;           /* older and smaller */
+    uint8_t *host[2], *twin;      /* hosts: of this step and of the one that may still be read */
     size_t bytes, used, uploaded; /* used: of one that is full */
 };
 
@@ -34,7 +35,10 @@ struct staged {
 
 struct cuda_step {
     struct chunk *head;
-    size_t used; /* of head */
+    size_t used;          /* of head */
+    uint32_t turn;        /* which host side this step writes */
+    cudaEvent_t done[2];  /* of the steps submitted, by turn */
+    uint32_t n_submitted; /* the oldest: turn n_submitted steps back */
     struct replay *replay;
     struct staged *staged;
     uint32_t n_slots, n_staged; /* slots: a power of two */
@@ -47,8 +51,8 @@ struct cuda_step {
 
 static void chunk_destroy(struct chunk *c)
 {
-    if (c->host != NULL)
-        cudaFreeHost(c->host);
+    cudaFreeHost(c->host[0]);
+    cudaFreeHost(c->host[1]);
     if (c->twin != NULL)
         cudaFree(c->twin);
     mem_free(c);
@@ -62,7 +66,8 @@ static bool add_chunk(struct cuda_backend *b, size_t need)
         bytes *= 2;
     struct chunk *c = (struct chunk *)mem_alloc(sizeof *c);
     c->bytes = bytes;
-    if (!cuda_ok(b, cudaMallocHost((void **)&c->host, bytes), "pinned memory for staging") ||
+    if (!cuda_ok(b, cudaMallocHost((void **)&c->host[0], bytes), "pinned memory for staging") ||
+        !cuda_ok(b, cudaMallocHost((void **)&c->host[1], bytes), "pinned memory for staging") ||
         !cuda_ok(b, cudaMalloc((void **)&c->twin, bytes), "device memory for staging")) {
         chunk_destroy(c);
         return false;
@@ -81,7 +86,7 @@ static void *take_room(struct cuda_backend *b, size_t bytes, void **device)
     size_t room = cuda_bucket((bytes + !bytes + STAGE_ALIGN - 1) / STAGE_ALIGN) * STAGE_ALIGN;
     if ((s->head == NULL || room > s->head->bytes - s->used) && !add_chunk(b, room))
         return NULL;
-    void *host = s->head->host + s->used;
+    void *host = s->head->host[s->turn] + s->used;
     *device = s->head->twin + s->used;
     s->used += room;
     return host;
@@ -242,8 +247,8 @@ static void upload(struct cuda_backend *b)
         size_t end = c == s->head ? s->used : c->used;
         if (end > c->uploaded)
             cuda_ok(b,
-                    cudaMemcpyAsync(c->twin + c->uploaded, c->host + c->uploaded, end - c->uploaded,
-                                    cudaMemcpyHostToDevice, b->stream),
+                    cudaMemcpyAsync(c->twin + c->uploaded, c->host[s->turn] + c->uploaded,
+                                    end - c->uploaded, cudaMemcpyHostToDevice, b->stream),
                     "staging");
         c->uploaded = end;
     }
@@ -255,15 +260,14 @@ void cuda_flush(struct cuda_backend *b)
     replay_run(b->step->replay, b);
 }
 
-void cuda_step_end(struct cuda_backend *b)
+/* What is queued from here on is another step's. Chunks that proved too small go; that waits for them. */
+static void begin_anew(struct cuda_backend *b)
 {
     struct cuda_step *s = b->step;
-    cuda_flush(b);
-    cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
-    replay_settle(s->replay);
     b->n_steps++;
     s->used = 0;
     s->n_staged = 0;
+    s->turn ^= 1;
     if (s->n_slots > 0)
         memset(s->staged, 0, s->n_slots * sizeof *s->staged);
     if (s->head == NULL)
@@ -276,10 +280,47 @@ void cuda_step_end(struct cuda_backend *b)
     s->head->uploaded = 0;
 }
 
+void cuda_step_end(struct cuda_backend *b)
+{
+    struct cuda_step *s = b->step;
+    cuda_flush(b);
+    cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
+    replay_settle(s->replay);
+    s->n_submitted = 0;
+    begin_anew(b);
+}
+
+void cuda_submit(struct backend *be)
+{
+    struct cuda_backend *b = (struct cuda_backend *)be;
+    struct cuda_step *s = b->step;
+    CHECK(s->n_submitted < 2);
+    cuda_flush(b);
+    cuda_ok(b, cudaEventRecord(s->done[s->turn], b->stream), "a step's end");
+    s->n_submitted++;
+    begin_anew(b);
+}
+
+uint64_t cuda_step_wait(struct cuda_backend *b)
+{
+    struct cuda_step *s = b->step;
+    uint64_t oldest = b->n_steps - s->n_submitted;
+    if (s->n_submitted == 0)
+        return oldest;
+    cuda_ok(b, cudaEventSynchronize(s->done[s->turn ^ (s->n_submitted & 1)]), "a step");
+    if (--s->n_submitted == 0)
+        replay_settle(s->replay);
+    return oldest;
+}
+
 status cuda_step_open(struct cuda_backend *b)
 {
     b->step = (struct cuda_step *)mem_alloc(sizeof *b->step);
     b->step->replay = replay_create();
+    for (int i = 0; i < 2; i++)
+        if (!cuda_ok(b, cudaEventCreateWithFlags(&b->step->done[i], cudaEventDisableTiming),
+                     "events"))
+            return err(b->error, "%s", b->text);
     return OK;
 }
 
@@ -293,6 +334,9 @@ void cuda_step_close(struct cuda_backend *b)
         chunk_destroy(c);
     }
     replay_destroy(s->replay);
+    for (int i = 0; i < 2; i++)
+        if (s->done[i] != NULL)
+            cudaEventDestroy(s->done[i]);
     mem_free(s->staged);
     cudaFree(s->lanes);
     mem_free(s);

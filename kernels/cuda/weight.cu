@@ -259,9 +259,13 @@ size_t cuda_weight_bytes(const struct weight *w)
 /* A block per row, a thread per number in turn. Bound by launch latency in decode, by HBM for a chunk
  * of a prompt: 6 bytes per number. Op: embed. */
 __global__ static void embed_kernel(const __nv_bfloat16 *table, uint32_t cols, uint32_t pitch,
-                                    const uint32_t *tokens, float *out)
+                                    const uint32_t *tokens, const uint32_t *drawn,
+                                    uint32_t drawn_stride, float *out)
 {
-    const __nv_bfloat16 *row = table + (size_t)tokens[blockIdx.x] * pitch;
+    uint32_t token = tokens[blockIdx.x];
+    if (token & EMBED_DRAWN)
+        token = drawn[(token & ~EMBED_DRAWN) * (drawn_stride / 4)];
+    const __nv_bfloat16 *row = table + (size_t)token * pitch;
     float *to = out + (size_t)blockIdx.x * cols;
     for (uint32_t k = threadIdx.x; k < cols; k += blockDim.x)
         to[k] = __bfloat162float(row[k]);
@@ -269,15 +273,16 @@ __global__ static void embed_kernel(const __nv_bfloat16 *table, uint32_t cols, u
 
 struct embed_call {
     const __nv_bfloat16 *table;
-    const uint32_t *tokens;
+    const uint32_t *tokens, *drawn;
     float *out;
-    uint32_t cols, pitch, n_rows;
+    uint32_t cols, pitch, n_rows, drawn_stride;
 };
 
 static void run_embed(struct cuda_backend *b, const void *params)
 {
     const struct embed_call *c = (const struct embed_call *)params;
-    embed_kernel<<<c->n_rows, 256, 0, b->stream>>>(c->table, c->cols, c->pitch, c->tokens, c->out);
+    embed_kernel<<<c->n_rows, 256, 0, b->stream>>>(c->table, c->cols, c->pitch, c->tokens, c->drawn,
+                                                   c->drawn_stride, c->out);
     (void)cuda_launched(b, "embed");
 }
 
@@ -288,11 +293,12 @@ void cuda_embed(struct backend *be, const struct embed_args *a)
     if (a->n_rows == 0)
         return;
     for (uint32_t i = 0; i < a->n_rows; i++)
-        CHECK(a->tokens[i] < w->rows);
+        CHECK(a->tokens[i] < w->rows || a->tokens[i] >= EMBED_DRAWN);
     struct embed_call c;
     memset(&c, 0, sizeof c);
     c.table = w->values;
     c.tokens = (const uint32_t *)cuda_stage(b, a->tokens, a->n_rows * sizeof *a->tokens);
+    c.drawn = cuda_drawn(b, &c.drawn_stride);
     c.out = (float *)a->out;
     c.cols = w->cols;
     c.pitch = w->pitch;
