@@ -66,25 +66,55 @@ static void mock_sleep_until(uint64_t at_us)
         ;
 }
 
-static status mock_sync(struct backend *be)
+/* The step that began takes its time behind the one before it. */
+static void mock_submit(struct backend *be)
 {
     struct mock *m = mock_of(be);
-    status st = m->error;
+    CHECK(m->n_submitted < ARRAY_LEN(m->submitted));
+    struct mock_step *s = &m->submitted[m->n_submitted++];
+    uint64_t began = m->step_began_us > m->busy_until_us ? m->step_began_us : m->busy_until_us;
+    *s = (struct mock_step){.ends_us = began + m->o.step_us, .error = m->error};
     m->error = OK;
+    m->busy_until_us = s->ends_us;
     if (m->step_began_us == 0)
-        return st; /* copies at load are no step */
-    if (m->o.step_us > 0)
-        mock_sleep_until(m->step_began_us + m->o.step_us);
+        return; /* copies at load are no step */
     m->step_began_us = 0;
-    m->n_steps++;
+    s->number = ++m->n_steps;
+}
+
+static status mock_wait(struct backend *be)
+{
+    struct mock *m = mock_of(be);
+    if (m->n_submitted == 0)
+        return OK;
+    struct mock_step s = m->submitted[0];
+    m->submitted[0] = m->submitted[1];
+    m->n_submitted--;
+    if (s.number == 0)
+        return s.error;
+    if (m->o.step_us > 0)
+        mock_sleep_until(s.ends_us);
     if (m->trace != NULL) {
         uint64_t now = clock_us();
         fwrite(&now, sizeof now, 1, m->trace);
     }
     uint32_t n_fail = m->o.fail_count > 1 ? m->o.fail_count : 1;
-    if (m->o.fail_step > 0 && m->n_steps >= m->o.fail_step && m->n_steps - m->o.fail_step < n_fail)
-        return err(ERR_DEVICE, "mock: step %u fails, as asked", m->n_steps);
-    return st;
+    if (m->o.fail_step > 0 && s.number >= m->o.fail_step && s.number - m->o.fail_step < n_fail)
+        return err(ERR_DEVICE, "mock: step %u fails, as asked", s.number);
+    return s.error;
+}
+
+static status mock_sync(struct backend *be)
+{
+    struct mock *m = mock_of(be);
+    status first = OK;
+    if (m->n_submitted < ARRAY_LEN(m->submitted))
+        mock_submit(be);
+    while (m->n_submitted > 0) {
+        status st = mock_wait(be);
+        first = first == OK ? st : first;
+    }
+    return first;
 }
 
 static status mock_weight_create(struct backend *be, const struct weight_desc *d,
@@ -111,8 +141,12 @@ static size_t mock_weight_bytes(const struct weight *w)
 
 static void mock_embed(struct backend *be, const struct embed_args *a)
 {
-    (void)a;
+    struct mock *m = mock_of(be);
     mock_touch(be);
+    for (uint32_t i = 0; i < a->n_rows; i++)
+        if (a->tokens[i] >= EMBED_DRAWN && (a->tokens[i] & ~EMBED_DRAWN) >= m->n_drawn)
+            m->error = err(ERR_DEVICE, "mock: row %u takes the token of row %u, of %u drawn", i,
+                           a->tokens[i] & ~EMBED_DRAWN, m->n_drawn);
 }
 
 static void mock_linear(struct backend *be, const struct linear_args *a)
@@ -206,6 +240,7 @@ static void mock_sample_row(struct mock *m, struct sample_row *r, uint32_t vocab
 static void mock_sample(struct backend *be, const struct sample_args *a)
 {
     mock_touch(be);
+    mock_of(be)->n_drawn = a->n_rows;
     for (uint32_t i = 0; i < a->n_rows; i++)
         mock_sample_row(mock_of(be), &a->rows[i], a->vocab);
 }
@@ -221,6 +256,8 @@ static const struct backend_ops mock_ops = {
     .free = mock_free,
     .copy = mock_copy,
     .sync = mock_sync,
+    .submit = mock_submit,
+    .wait = mock_wait,
     .weight_create = mock_weight_create,
     .weight_destroy = mock_weight_destroy,
     .weight_bytes = mock_weight_bytes,

@@ -6,14 +6,25 @@
 
 #include <stdio.h>
 
+/* Submitted; number 0: not a step. */
+struct mock_step {
+    uint64_t ends_us;
+    uint32_t number;
+    status error;
+};
+
 struct mock {
     struct backend base; /* first: a struct backend * is one of these */
     struct mock_options o;
-    uint32_t n_steps;         /* syncs that ended a step */
-    uint32_t n_sampled;       /* rows since open, for nan_every */
-    uint64_t step_began_us;   /* clock at the first operation since the last sync; 0: none */
+    uint32_t n_steps;              /* submitted, copies at load not counted */
+    uint32_t n_drawn; /* rows of the last sample */
+    uint32_t n_sampled;            /* rows since open, for nan_every */
+    uint64_t step_began_us;        /* clock at the first operation since the last submit; 0: none */
+    struct mock_step submitted[2]; /* [n_submitted] oldest first */
+    uint32_t n_submitted;
+    uint64_t busy_until_us;
     uint32_t probe;           /* moves the canaries that attend looks up */
-    status error;             /* sticks until sync */
+    status error;             /* sticks until submit */
     FILE *trace;              /* NULL: none */
     struct mock_pick *pick;   /* select.c: scratch; NULL: not yet */
     struct mock_asked *asked; /* pages.c: what resolve was asked for; NULL: nothing yet */
