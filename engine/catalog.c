@@ -85,7 +85,7 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
                           .min_context = min_context,
                           .geo = *geo,
                           .device = be->ops->name,
-                          .host_memory = be->ops->read != NULL,
+                          .host_memory = be->ops->memory == NULL,
                           .digest_bytes = backend_plans(be->ops) ? be->ops->digest_bytes : NULL};
     c->geo.lanes = NULL;
     struct sparse_traits t;

@@ -67,7 +67,7 @@ def flags_are_checked():
         (["--sparse-budget", "0"], "--sparse-budget: 0: must be a number, above 0 to 1073741824"),
         (["--plugin", "/nonexistent.so"], "--plugin: /nonexistent.so: cannot open shared object file: No such file or directory"),
         (["--plugin", so("symbol")], f"--plugin: {so('symbol')}: no symbol spind_sparse_plugin: not a plug-in of spind"),
-        (["--plugin", so("abi")], f"--plugin: {so('abi')}: made for plug-in ABI 7; this spind has 1"),
+        (["--plugin", so("abi")], f"--plugin: {so('abi')}: made for plug-in ABI 7; this spind has 2"),
         (["--plugin", so("taken")], f"--plugin: {so('taken')}: there is a plug-in quest already"),
         (["--plugin", SIGNS, "--plugin", SIGNS], f"--plugin: {SIGNS}: there is a plug-in signs already"),
         (["--plugin", so("score")], f"--plugin: {so('score')}: plug-in bad lacks score"),
