@@ -598,6 +598,6 @@ void attend_prepare_few(void)
 size_t attend_few_bytes(uint32_t dim)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, [&](auto s) { bytes = few<s.DP>::BYTES; });
-    return bytes + sizeof(struct exchange) + sizeof(struct mask_ring) + CUDA_MAX_DIM * 4;
+    attend_by_shape(dim, [&](auto s) { bytes = few<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
+    return bytes + sizeof(struct exchange) + sizeof(struct mask_ring);
 }
