@@ -12,6 +12,27 @@ struct cuda_score {
     size_t scratch_bytes;
 };
 
+uint32_t cuda_score_depth; /* for the bench, which tries others; 0: as score_cut chooses */
+
+/* A wave of CTAs takes as long as its deepest warp, and about a piece and a half to start: the best is
+ * mostly one wave that fills the device. */
+void score_cut(struct score_call *c, uint32_t lanes, uint32_t slots)
+{
+    uint32_t of_lane = c->stretches * c->pieces, best = 1;
+    float least = INFINITY;
+    for (uint32_t depth = 1; depth <= SCORE_MAX_DEPTH; depth++) {
+        uint32_t per = SCORE_WARPS * depth;
+        size_t ctas = (size_t)lanes * c->chunks * ((of_lane + per - 1) / per);
+        float cost = (float)((ctas + slots - 1) / slots) * ((float)depth + 1.5f);
+        if (cost < least) {
+            least = cost;
+            best = depth;
+        }
+    }
+    c->depth = cuda_score_depth != 0 ? cuda_score_depth : best;
+    c->stretches = (of_lane + SCORE_WARPS * c->depth - 1) / (SCORE_WARPS * c->depth);
+}
+
 /* What all kinds of scores have in common; stretches: segments as a bucket. false: nothing to do. */
 static bool call_of(struct cuda_backend *b, const struct score_args *a, struct score_call *c,
                     uint32_t *lanes)

@@ -15,7 +15,7 @@ enum {
     SCORE_WARPS = SCORE_THREADS / 32,
     SCORE_HEADS =
         4, /* of the group to an n-tile: a matrix instruction has 8 columns, a head has 2 */
-    SCORE_MAX_DEPTH = 8, /* pieces of a warp at most */
+    SCORE_MAX_DEPTH = 16, /* pieces of a warp at most */
     SCORE_MAX_DIM = CUDA_MAX_DIM,
 };
 
@@ -51,6 +51,9 @@ struct score_call {
     uint32_t block_rows;
 };
 
+/* Pieces of a warp, and CTAs of a lane, for a device that holds `slots` CTAs; c->stretches: segments so
+ * far. */
+void score_cut(struct score_call *c, uint32_t lanes, uint32_t slots);
 status cuda_score_mass_open(struct cuda_backend *b);
 /* Runs the mass of `c`: vectors of all kinds, and codes if there are. */
 void cuda_score_mass(struct cuda_backend *b, const struct score_call *c, uint32_t lanes);

@@ -203,14 +203,7 @@ void cuda_score_bounds(struct cuda_backend *b, const struct score_call *from, ui
     uint32_t heads = is_wide(c) ? 2u * SCORE_HEADS : 1u * SCORE_HEADS;
     c->pieces = (c->parts + BOUND_PARTS - 1) / BOUND_PARTS;
     c->chunks = (c->group + heads - 1) / heads;
-    uint32_t of_lane = c->stretches * c->pieces;
-    size_t total = (size_t)lanes * c->chunks * of_lane, warps = (size_t)b->sms * 4 * SCORE_WARPS;
-    size_t depth = (total + warps - 1) / warps;
-    c->depth = (uint32_t)(depth < 1                 ? 1
-                          : depth < SCORE_MAX_DEPTH ? depth
-                                                    : (size_t)SCORE_MAX_DEPTH);
-    uint32_t per = SCORE_WARPS * c->depth;
-    c->stretches = (of_lane + per - 1) / per;
+    score_cut(c, lanes, (uint32_t)b->sms * 4);
     m.grid = lanes * c->chunks * c->stretches;
     cuda_do(b, run_bounds, &m, sizeof m);
 }

@@ -6,8 +6,8 @@
  * exact, and differ from the CPU's by the last bits of an offset and a logarithm.
  *
  * Bound by HBM: 1 byte per channel and vector, 9 bytes per row of codes, each read once; 4 bytes per
- * score and head are written. A warp works alone: it copies pieces of up to 64 partitions (9 KiB at head_dim
- * 128) into its own ring, one ahead, and no barrier waits for its neighbours. */
+ * score and head are written. A warp works alone: it copies pieces of 32 partitions (5 KiB at head_dim 128)
+ * into its own ring, one ahead, and no barrier waits for its neighbours. */
 #include "kernels/cuda/score.h"
 
 #include <string.h>
@@ -18,7 +18,7 @@ namespace
 enum {
     STAGES = 2,
     PLANE = 127 * 128, /* greatest whole number of a rounded query */
-    PAIRS = 2,         /* of tiles in a piece */
+    TILES = 2,         /* of a piece */
     CODE_ROW = CODES_ROW_BYTES + CODES_PAGES
 };
 
@@ -188,24 +188,32 @@ struct code_queries {
     float factor[2 * SCORE_HEADS], limit[2 * SCORE_HEADS];
 };
 
-/* A warp makes the query of one head: sd and directions come from segment 0's record. Lane 4i + j sums
- * channels i, i + 8, ... of directions 8j .. 8j + 7. */
+/* A warp makes the query of one head: sd and directions, from segment 0's record, lie in shared memory.
+ * Lane 4i + j sums channels i, i + 8, ... of directions 8j .. 8j + 7. */
+template <int DP>
 __device__ void code_query(struct code_queries *out, uint32_t head, const float *q, uint32_t dim,
                            const uint8_t *basis, float scale)
 {
     const uint32_t lane = threadIdx.x % 32, first = lane % 4 * 8;
     const float *sd = (const float *)basis + first;
     const uint8_t *e = basis + CODES_K * sizeof(float) + first * 2;
-    float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, top = 0;
-#pragma unroll 4
-    for (uint32_t c = lane / 4; c < dim; c += 8) {
-        uint4 v = *(const uint4 *)(e + (size_t)c * CODES_K * 2);
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        float x = q[c];
+    float g[8] = {0, 0, 0, 0, 0, 0, 0, 0}, top = 0, x[DP / 8];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            g[2 * i] = fmaf(__uint_as_float(words[i] << 16), x, g[2 * i]);
-            g[2 * i + 1] = fmaf(__uint_as_float(words[i] & 0xffff0000u), x, g[2 * i + 1]);
+    for (int i = 0; i < DP / 8; i++)
+        x[i] = lane / 4 + i * 8 < dim ? q[lane / 4 + i * 8] : 0;
+    copies_wait<STAGES - 1>(); /* of the basis */
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < DP / 8; i++) {
+        uint32_t c = lane / 4 + i * 8;
+        if (c >= dim)
+            continue;
+        uint4 v = *(const uint4 *)(e + c * CODES_K * 2);
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            g[2 * k] = fmaf(__uint_as_float(words[k] << 16), x[i], g[2 * k]);
+            g[2 * k + 1] = fmaf(__uint_as_float(words[k] & 0xffff0000u), x[i], g[2 * k + 1]);
         }
     }
 #pragma unroll
@@ -246,23 +254,30 @@ __device__ void code_query(struct code_queries *out, uint32_t head, const float 
     }
 }
 
-/* By all threads: queries of the heads [h0, h0 + n) of the group; those behind the group are zero. */
+/* By all threads: queries of the heads [h0, h0 + n) of the group; those behind the group are zero, as is
+ * what a head without a number is. */
+template <int DP>
 __device__ void code_queries_of(struct code_queries *out, const struct score_call *c,
-                                const struct score_place *p, uint32_t h0, uint32_t n)
+                                const struct score_place *p, uint32_t h0, uint32_t n,
+                                const uint8_t *basis)
 {
-    const uint8_t *basis = p->base + p->records[0] * c->record_bytes + c->basis;
-    for (uint32_t h = threadIdx.x / 32; h < n; h += SCORE_WARPS)
-        if (h0 + h < c->group) {
-            code_query(out, h, score_query(c, p, h0 + h), c->dim, basis, c->scale);
-        } else {
-            uint32_t lane = threadIdx.x % 32;
-            if (lane < CODES_K / 4)
-                out->k[h][lane] = 0;
-            out->start[h] = 0;
-            out->factor[h] = 0;
-            out->limit[h] = 0x1p12f;
-        }
+    for (uint32_t h = threadIdx.x / 32; h < n; h += SCORE_WARPS) {
+        uint32_t of = min(h0 + h, c->group - 1); /* all warps come to its barrier */
+        float scale = h0 + h < c->group ? c->scale : 0;
+        code_query<DP>(out, h, score_query(c, p, of), c->dim, basis, scale);
+    }
     __syncthreads();
+}
+
+/* sd and directions into shared memory. */
+__device__ inline void copy_basis(const struct score_call *c, const struct score_place *p,
+                                  uint8_t *to)
+{
+    const uint8_t *from = p->base + p->records[0] * c->record_bytes + c->basis;
+    const uint32_t n = (CODES_K * sizeof(float) + c->dim * CODES_K * 2) / 16;
+    for (uint32_t i = threadIdx.x; i < n; i += SCORE_THREADS)
+        copy_16(shared_address(to) + i * 16, from + i * 16, true);
+    copies_end_group();
 }
 
 /* What a lane needs of them: head t's, and operands that put it into an even or an odd column. */
@@ -419,9 +434,35 @@ __device__ inline bool piece_is_open(const struct score_call *c, uint32_t lane,
     return __any_sync(~0u, any);
 }
 
-/* One warp: `depth` neighbouring pieces of a lane, NT * 4 heads of its group. Op: score. */
+/* A vector's part of the logits of a piece: x = or log_add. */
+template <int DP, bool WHOLE, int NT>
+__device__ inline void score_vectors(const struct score_call *c, const struct piece *of,
+                                     const uint8_t *stage, const half_query<DP> q[NT],
+                                     bool centroid, bool counted, float x[NT][4])
+{
+    const uint32_t g = threadIdx.x % 32 / 4, dim = WHOLE ? DP : c->dim;
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        uint32_t b[DP / 32][2];
+        float factor, offset, dot[4];
+        fold_query<DP, WHOLE>(q[i], (const float *)stage, dim, c->scale, b, &factor, &offset);
+        tile_dots<DP, WHOLE>(shared_address(stage) + dim * 8, dim, b, dot);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            dot[k] = fmaf(dot[k], factor, offset);
+        if (centroid && counted)
+            add_rows(c, of, (of->first + g / 4) * DIGEST_TILE + g % 4 * 4, dot);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            x[i][k] = centroid ? dot[k] : log_add(x[i][k], dot[k]);
+    }
+}
+
+/* One warp: `depth` pieces of a lane, each fourth from its first on; NT * 4 heads of the group. Rows and
+ * records are read while the kernel before this one still runs: the former are staged, and seal, which
+ * writes the latter, lets no kernel start before it ends. Op: score. */
 template <int DP, bool WHOLE, int NT, bool CODES>
-__global__ void __launch_bounds__(SCORE_THREADS, 3)
+__global__ void __launch_bounds__(SCORE_THREADS, NT == 1 && DP <= 128 ? 4 : 3)
     mass_kernel(const __grid_constant__ struct score_call c)
 {
     extern __shared__ __align__(128) uint8_t ring[];
@@ -433,17 +474,23 @@ __global__ void __launch_bounds__(SCORE_THREADS, 3)
         wait_for_kernel_before(); /* whoever waits for this kernel relies on that one too */
         return;
     }
-    const uint32_t first = (at.stretch * SCORE_WARPS + threadIdx.x / 32) * c.depth;
-    const uint32_t all = at.n_segments * c.pieces, n = first < all ? min(c.depth, all - first) : 0;
-    const uint32_t record = lane < n ? at.records[(first + lane) / c.pieces] : 0;
+    const uint32_t first = at.stretch * SCORE_WARPS * c.depth + threadIdx.x / 32;
+    const uint32_t end = min(at.n_segments * c.pieces, (at.stretch + 1) * SCORE_WARPS * c.depth);
+    const uint32_t n = first < end ? (end - first + SCORE_WARPS - 1) / SCORE_WARPS : 0;
+    const uint32_t record = lane < n ? at.records[(first + lane * SCORE_WARPS) / c.pieces] : 0;
     const uint32_t per = c.kinds + CODES, total = n * per;
     uint8_t *own = ring + threadIdx.x / 32 * (STAGES * c.stage_bytes);
+    uint8_t *basis = ring + SCORE_WARPS * STAGES * c.stage_bytes;
     if (c.open != NULL)
         wait_for_kernel_before(); /* which chose what is open */
 
+    auto piece = [&](uint32_t k) {
+        uint32_t i = k / per;
+        return piece_of(&c, &at, first + i * SCORE_WARPS, __shfl_sync(~0u, record, i));
+    };
     auto copy = [&](uint32_t k) {
         if (k < total) {
-            struct piece x = piece_of(&c, &at, first + k / per, __shfl_sync(~0u, record, k / per));
+            struct piece x = piece(k);
             uint32_t to = shared_address(own + k % STAGES * c.stage_bytes);
             if (c.open != NULL && !piece_is_open(&c, at.lane, &x))
                 ; /* its scores are -inf whatever lies there */
@@ -455,6 +502,8 @@ __global__ void __launch_bounds__(SCORE_THREADS, 3)
         copies_end_group();
     };
 
+    if (CODES)
+        copy_basis(&c, &at, basis);
     for (int k = 0; k < STAGES - 1; k++)
         copy(k);
     wait_for_kernel_before();
@@ -467,64 +516,34 @@ __global__ void __launch_bounds__(SCORE_THREADS, 3)
         load_query<DP, WHOLE>(&q[i], score_query(&c, &at, h), h < c.group, dim);
     }
     if (CODES) {
-        code_queries_of(&queries, &c, &at, h0, NT * SCORE_HEADS);
+        code_queries_of<DP>(&queries, &c, &at, h0, NT * SCORE_HEADS, basis);
 #pragma unroll
         for (int i = 0; i < NT; i++)
             load_operand(&codes[i], &queries, i * SCORE_HEADS);
     }
-    float x[PAIRS][NT][4];
+    float x[NT][4];
     for (uint32_t k = 0; k < total; k++) {
         copy(k + STAGES - 1);
         copies_wait<STAGES - 1>();
         __syncwarp();
         const uint8_t *stage = own + k % STAGES * c.stage_bytes;
-        const uint32_t kind = k % per, number = first + k / per;
-        struct piece of = piece_of(&c, &at, number, __shfl_sync(~0u, record, k / per));
+        const uint32_t kind = k % per;
+        struct piece of = piece(k);
         if (CODES && kind == c.kinds) {
+            float sum[NT][4] = {};
+            row_masses<NT>(stage, c.part_rows, codes, sum);
 #pragma unroll
-            for (int j = 0; j < PAIRS; j++) {
-                float sum[NT][4] = {};
-                if (j * 2 < of.tiles)
-                    row_masses<NT>(stage + j * 2 * c.part_rows * CODE_ROW, c.part_rows, codes, sum);
-#pragma unroll
-                for (int i = 0; i < NT * 4; i++)
-                    x[j][i / 4][i % 4] += ln_fast(sum[i / 4][i % 4]);
-            }
+            for (int i = 0; i < NT * 4; i++)
+                x[i / 4][i % 4] += ln_fast(sum[i / 4][i % 4]);
         } else {
-#pragma unroll
-            for (int i = 0; i < NT; i++) {
-                uint32_t b[DP / 32][2];
-                float factor, offset;
-                fold_query<DP, WHOLE>(q[i], (const float *)stage, dim, c.scale, b, &factor,
-                                      &offset);
-#pragma unroll
-                for (int j = 0; j < PAIRS; j++) {
-                    float dot[4] = {0, 0, 0, 0};
-                    uint32_t tiles = shared_address(stage) + dim * 8 + j * 2 * dim * DIGEST_TILE;
-                    if (j * 2 < of.tiles)
-                        tile_dots<DP, WHOLE>(tiles, dim, b, dot);
-#pragma unroll
-                    for (int m = 0; m < 4; m++)
-                        dot[m] = fmaf(dot[m], factor, offset);
-                    if (kind == 0 && !CODES)
-                        add_rows(&c, &of, (of.first + j * 2 + g / 4) * DIGEST_TILE + g % 4 * 4,
-                                 dot);
-#pragma unroll
-                    for (int m = 0; m < 4; m++)
-                        x[j][i][m] = kind == 0 ? dot[m] : log_add(x[j][i][m], dot[m]);
-                }
-            }
+            score_vectors<DP, WHOLE, NT>(&c, &of, stage, q, kind == 0, !CODES, x);
         }
-        if (kind + 1 == per)
+        uint32_t p = (of.first + g / 4) * DIGEST_TILE + g % 4 * 4;
+        if (kind + 1 == per && g / 4 < of.tiles && p < c.parts)
 #pragma unroll
-            for (int j = 0; j < PAIRS; j++)
-#pragma unroll
-                for (int i = 0; i < NT; i++) {
-                    uint32_t p = (of.first + j * 2 + g / 4) * DIGEST_TILE + g % 4 * 4;
-                    uint32_t h = h0 + i * SCORE_HEADS + t;
-                    if (j * 2 + g / 4 < of.tiles && p < c.parts && h < c.group)
-                        score_put(&c, at.lane, h, of.segment, p, x[j][i]);
-                }
+            for (int i = 0; i < NT; i++)
+                if (h0 + i * SCORE_HEADS + t < c.group)
+                    score_put(&c, at.lane, h0 + i * SCORE_HEADS + t, of.segment, p, x[i]);
         __syncwarp(); /* before the next copy overwrites this stage */
     }
 }
@@ -547,19 +566,17 @@ mass_fn *kernel_of(const struct score_call *c)
 
 struct mass_command {
     struct score_call c;
-    uint32_t grid;
+    uint32_t grid, basis_bytes;
 };
 
 void run_mass(struct cuda_backend *b, const void *params)
 {
     const struct mass_command *m = (const struct mass_command *)params;
-    size_t shared = (size_t)SCORE_WARPS * STAGES * m->c.stage_bytes;
+    size_t shared = (size_t)SCORE_WARPS * STAGES * m->c.stage_bytes + m->basis_bytes;
     score_launch(b, kernel_of(&m->c), &m->c, m->grid, SCORE_THREADS, shared, "score");
 }
 
 } /* namespace */
-
-uint32_t cuda_score_depth; /* bench */
 
 status cuda_score_mass_open(struct cuda_backend *b)
 {
@@ -583,28 +600,19 @@ void cuda_score_mass(struct cuda_backend *b, const struct score_call *from, uint
     memset(&m, 0, sizeof m);
     m.c = *from;
     struct score_call *c = &m.c;
-    bool special = c->dim == 128 || c->dim == 64;
-    uint32_t tiles = digest_tiles(c->parts), most = special ? 2u * PAIRS : 2u;
-    uint32_t heads = special && c->group > SCORE_HEADS ? 2u * SCORE_HEADS : 1u * SCORE_HEADS;
-    c->tiles = tiles < most ? tiles : most;
+    bool wide = (c->dim == 128 || c->dim == 64) && c->group > SCORE_HEADS;
+    uint32_t tiles = digest_tiles(c->parts), heads = wide ? 2u * SCORE_HEADS : 1u * SCORE_HEADS;
+    c->tiles = tiles < TILES ? tiles : (uint32_t)TILES;
     c->pieces = (tiles + c->tiles - 1) / c->tiles;
     c->chunks = (c->group + heads - 1) / heads;
-    uint32_t room =
-        (c->tiles + 1) / 2 * 2; /* an odd tile has a neighbour that is computed, not used */
-    size_t vectors = c->dim * 8 + (size_t)room * c->dim * DIGEST_TILE;
-    size_t codes = c->codes != 0 ? (size_t)room * c->part_rows * CODE_ROW : 0;
+    /* An odd tile has a neighbour that is computed, but not used. */
+    size_t vectors = c->dim * 8 + (size_t)TILES * c->dim * DIGEST_TILE, codes = 0;
+    if (c->codes != 0) {
+        codes = (size_t)TILES * c->part_rows * CODE_ROW;
+        m.basis_bytes = CODES_K * sizeof(float) + c->dim * CODES_K * 2;
+    }
     c->stage_bytes = (uint32_t)digest_round(vectors > codes ? vectors : codes);
-    /* A warp has one piece while there are few; else enough of them to have copies always under way. */
-    uint32_t of_lane = c->stretches * c->pieces; /* stretches: segments as a bucket, so far */
-    size_t total = (size_t)lanes * c->chunks * of_lane, warps = (size_t)b->sms * 3 * SCORE_WARPS;
-    size_t depth = (total + warps - 1) / warps;
-    c->depth = (uint32_t)(depth < 1                 ? 1
-                          : depth < SCORE_MAX_DEPTH ? depth
-                                                    : (size_t)SCORE_MAX_DEPTH);
-    if (cuda_score_depth != 0)
-        c->depth = cuda_score_depth;
-    uint32_t per = SCORE_WARPS * c->depth;
-    c->stretches = (of_lane + per - 1) / per;
+    score_cut(c, lanes, (uint32_t)b->sms * (wide ? 3 : 4));
     m.grid = lanes * c->chunks * c->stretches;
     cuda_do(b, run_mass, &m, sizeof m);
 }

@@ -4,11 +4,14 @@
  * become keys, and select.h finds the border. Lists are written in ascending order by prefix sums.
  * Ranks of REDUCE_*_RAW and NATIVE are the CPU's, bit for bit; probabilities differ from it by rounding.
  *
- * Bound by latency: about eight rounds through a CTA or a cluster. A lane's scores are read three times
- * (greatest, sum, rank), from memory once, then from L1; a lane of 128K partitions is shared by 8 CTAs. */
+ * Bound by latency: five to seven rounds through a CTA or a cluster. A lane's scores are read once, into
+ * registers (three times, mostly from L1, where they do not fit); a lane of 128K partitions is shared by 8
+ * CTAs. */
 #include "kernels/cuda/select.h"
 
 #include <string.h>
+
+uint32_t cuda_select_ranks; /* for the bench, which tries others; 0: as shape_of chooses */
 
 namespace
 {
@@ -45,7 +48,8 @@ struct lane_work {
     const struct cuda_row *row;
     uint32_t lane, n, turn;
     bool raw;
-    float best; /* greatest rank */
+    uint32_t most; /* no key is greater */
+    float best;    /* greatest rank */
     const uint8_t *base;
 };
 
@@ -70,38 +74,48 @@ __device__ inline void load_scores(const struct lane_work *w, uint32_t h, uint32
             x[e] = -INFINITY;
 }
 
-/* The greatest score of every head, then the sum of exponentials relative to it: shift and factor of its
- * probabilities. */
-template <int T, int K>
-__device__ void head_masses(struct select_shared *s, const struct lane_work *w,
-                            select_keys<T, K> *keys)
+/* Scores of a thread's partitions, for groups of at most G heads, then their exponentials; G = 0: they are
+ * loaded again whenever they are needed. */
+template <int K, int G> struct held {
+    float x[G > 0 ? G : 1][G > 0 ? K : 1];
+    uint32_t has; /* partitions with a score from some head */
+};
+
+template <int T, int K, int G>
+__device__ void hold_scores(held<K, G> *held, const struct lane_work *w,
+                            const select_keys<T, K> *keys)
 {
-    const uint32_t group = w->c->group, ranks = keys->ranks;
-    for (uint32_t h = 0; h < group; h++) {
-        float top = -INFINITY;
-        keys->each([&](uint32_t i, uint32_t *) {
-            float x[4];
-            if (i >= keys->end)
-                return;
-            load_scores(w, h, i, x);
-            top = fmaxf(top, fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])));
-        });
-        uint32_t key = __reduce_max_sync(~0u, top > -INFINITY ? key_of(top) : 0);
-        if (threadIdx.x % 32 == 0)
-            atomicMax(&s->top[h], key);
+    held->has = 0;
+    if constexpr (G > 0) {
+#pragma unroll
+        for (int h = 0; h < G; h++)
+#pragma unroll
+            for (int j = 0; j < K / 4; j++) {
+                uint32_t i = keys->begin + (j * T + threadIdx.x) * 4;
+                float *x = &held->x[h][j * 4];
+                x[0] = x[1] = x[2] = x[3] = -INFINITY;
+                if (h < (int)w->c->group && i < keys->end)
+                    load_scores(w, h, i, x);
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    held->has |= (uint32_t)(x[e] > -INFINITY) << (j * 4 + e);
+            }
     }
-    all_sync(ranks);
-    for (uint32_t h = threadIdx.x; h < group; h += T) {
-        uint32_t top = 0;
-        for (uint32_t r = 0; r < ranks; r++)
-            top = max(top, of_rank(&s->top[h], r, ranks));
-        s->shift[h] = top > 0 ? -LOG2E * rank_of(top) : INFINITY;
-        s->factor[h] = rank_of(top); /* for now */
-    }
-    __syncthreads();
-    for (uint32_t h = 0; h < group; h++) {
-        float shift = s->shift[h];
-        unsigned long long sum = 0;
+}
+
+/* Calls f(x) with the scores of a head. */
+template <int T, int K, int G, typename F>
+__device__ inline void each_score(held<K, G> *held, const struct lane_work *w,
+                                  select_keys<T, K> *keys, uint32_t h, F f)
+{
+    if constexpr (G > 0) {
+#pragma unroll
+        for (int g = 0; g < G; g++)
+            if (g == (int)h)
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    f(&held->x[g][k]);
+    } else {
         keys->each([&](uint32_t i, uint32_t *) {
             float x[4];
             if (i >= keys->end)
@@ -109,78 +123,169 @@ __device__ void head_masses(struct select_shared *s, const struct lane_work *w,
             load_scores(w, h, i, x);
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                sum += __float2uint_rn(exp2_fast(fmaf(x[e], LOG2E, shift)) * SUM_UNIT);
+                f(&x[e]);
+        });
+    }
+}
+
+/* e^(x - greatest) by an exponent in base 2; none is less than -100: next to nothing is all alike. */
+__device__ inline float exponential(float x, float shift)
+{
+    return exp2_fast(fmaxf(fmaf(x, LOG2E, shift), -100.0f));
+}
+
+/* The greatest score of every head, ... */
+template <int T, int K, int G>
+__device__ void head_maxima(struct select_shared *s, const struct lane_work *w,
+                            select_keys<T, K> *keys, held<K, G> *held)
+{
+    const uint32_t group = w->c->group;
+#pragma unroll
+    for (uint32_t h = 0; h < (G > 0 ? G : group); h++) {
+        float top = -INFINITY;
+        if (G > 0 && h >= group)
+            break;
+        each_score<T, K, G>(held, w, keys, h, [&](float *x) { top = fmaxf(top, *x); });
+        uint32_t key = __reduce_max_sync(~0u, top > -INFINITY ? key_of(top) : 0);
+        if (threadIdx.x % 32 == 0)
+            atomicMax(&s->top[h], key);
+    }
+    all_sync(keys->ranks);
+    for (uint32_t h = threadIdx.x; h < group; h += T) {
+        uint32_t top = max_of_ranks(&s->top[h], keys->ranks);
+        s->shift[h] = top > 0 ? -LOG2E * rank_of(top) : INFINITY;
+        s->factor[h] = rank_of(top); /* for now */
+    }
+    __syncthreads();
+}
+
+/* ... then the sum of exponentials relative to it: shift and factor of its probabilities. */
+template <int T, int K, int G>
+__device__ void head_sums(struct select_shared *s, struct lane_work *w, select_keys<T, K> *keys,
+                          held<K, G> *held)
+{
+    const uint32_t group = w->c->group;
+#pragma unroll
+    for (uint32_t h = 0; h < (G > 0 ? G : group); h++) {
+        if (G > 0 && h >= group)
+            break;
+        float shift = s->shift[h];
+        unsigned long long sum = 0;
+        each_score<T, K, G>(held, w, keys, h, [&](float *x) {
+            *x = exponential(*x, shift);
+            sum += __float2uint_rn(*x * SUM_UNIT);
         });
         uint32_t low = __reduce_add_sync(~0u, (uint32_t)sum & 0xffffff);
         uint32_t high = __reduce_add_sync(~0u, (uint32_t)(sum >> 24));
         if (threadIdx.x % 32 == 0)
             atomicAdd(&s->sum[h], ((unsigned long long)high << 24) + low);
     }
-    all_sync(ranks);
+    all_sync(keys->ranks);
     for (uint32_t h = threadIdx.x; h < group; h += T) {
-        unsigned long long sum = 0;
-        for (uint32_t r = 0; r < ranks; r++)
-            sum += of_rank(&s->sum[h], r, ranks);
+        unsigned long long sum = sum_of_ranks(&s->sum[h], keys->ranks, keys->ranks);
         float z = (float)sum * (1.0f / SUM_UNIT), most = s->factor[h];
         const float *known = w->c->known;
         if (s->shift[h] ==
             INFINITY) { /* a head without scores has no say, or all are alike to it */
             s->factor[h] = known != NULL ? 0.0f : 0x1p100f / (float)w->n;
+            s->limit[h] = known != NULL ? 0.0f : 1.0f / (float)w->n;
             continue;
         }
         if (known != NULL) {
-            float x = known[(size_t)w->lane * w->c->group + h] - most;
+            float x = known[(size_t)w->lane * group + h] - most;
             z += x < -87.0f ? 0.0f : expf(fminf(x, 88.0f));
         }
-        s->factor[h] = z > 0 ? 1.0f / z : 0.0f;
+        s->factor[h] = s->limit[h] = z > 0 ? 1.0f / z : 0.0f;
     }
     __syncthreads();
+    float limit = 0;
+    for (uint32_t h = 0; h < group; h++)
+        limit = w->c->reduce == REDUCE_SUM_PROB ? limit + s->limit[h] : fmaxf(limit, s->limit[h]);
+    w->most = key_of(limit) + (1u << 20); /* for what is rounded up */
 }
 
-/* Ranks of 4 partitions; -inf: none. */
+/* Adds a head's number to the rank of a partition. */
+__device__ inline float reduced(const struct select_call *c, uint32_t h, float r, float x)
+{
+    bool most = c->reduce == REDUCE_MAX_PROB || c->reduce == REDUCE_MAX_RAW;
+    return h == 0 ? x : most ? fmaxf(r, x) : __fadd_rn(r, x);
+}
+
+/* Ranks of 4 partitions, number k on of a thread's; -inf: none. */
+template <int T, int K, int G>
 __device__ inline void ranks_of(const struct select_shared *s, const struct lane_work *w,
-                                uint32_t i, float r[4])
+                                const held<K, G> *held, uint32_t i, int k, float r[4])
 {
     const struct select_call *c = w->c;
     const uint32_t heads = c->reduce == REDUCE_NATIVE ? 1 : c->group;
-    bool has[4] = {false, false, false, false};
-    for (uint32_t h = 0; h < heads; h++) {
-        float x[4];
-        load_scores(w, h, i, x);
+    uint32_t has = 0;
+    if constexpr (G > 0) {
+        has = held->has >> k;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            has[e] = has[e] || x[e] > -INFINITY;
-            if (!w->raw) /* no exponent is less: what is next to nothing is all alike */
-                x[e] = __fmul_rn(exp2_fast(fmaxf(fmaf(x[e], LOG2E, s->shift[h]), -100.0f)),
-                                 s->factor[h]);
-            bool most = c->reduce == REDUCE_MAX_PROB || c->reduce == REDUCE_MAX_RAW;
-            r[e] = h == 0 ? x[e] : most ? fmaxf(r[e], x[e]) : __fadd_rn(r[e], x[e]);
+        for (int h = 0; h < G; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (h < (int)heads) {
+                    float x = held->x[h][k + e];
+                    r[e] = reduced(c, h, r[e], w->raw ? x : __fmul_rn(x, s->factor[h]));
+                }
+    } else {
+        for (uint32_t h = 0; h < heads; h++) {
+            float x[4];
+            load_scores(w, h, i, x);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                has |= (uint32_t)(x[e] > -INFINITY) << e;
+                if (!w->raw)
+                    x[e] = __fmul_rn(exponential(x[e], s->shift[h]), s->factor[h]);
+                r[e] = reduced(c, h, r[e], x[e]);
+            }
         }
     }
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         if (c->reduce == REDUCE_MEAN_RAW)
             r[e] = __fmul_rn(r[e], 1.0f / (float)c->group);
-        if (!has[e])
+        if (!(has >> e & 1))
             r[e] = -INFINITY;
     }
 }
 
-/* Keys, their first histogram, how many there are and the greatest. */
+/* How many candidates the lane has, the greatest key, and the first histogram: all CTAs are done. */
 template <int T, int K>
-__device__ uint32_t make_keys(struct select_shared *s, struct lane_work *w, select_keys<T, K> *keys,
-                              bool equal)
+__device__ uint32_t count_keys(struct select_shared *s, struct lane_work *w,
+                               select_keys<T, K> *keys)
 {
-    uint32_t n = 0, best = 0, n_ranked = 0;
+    count_first<T, K>(s, keys, w->most);
+    all_sync(keys->ranks);
+    total_of<T>(s, 0, 0, keys->ranks);
+    if (threadIdx.x == T - 1)
+        s->all_ranked = sum_of_ranks(&s->n_ranked, keys->ranks, keys->ranks);
+    if (threadIdx.x == T - 33)
+        s->all_best = max_of_ranks(&s->best, keys->ranks);
+    __syncthreads();
+    w->best = rank_of(s->all_best);
+    return s->all_ranked;
+}
+
+/* Keys, how many there are and the greatest, then their first histogram. equal: without scores. */
+template <int T, int K, int G>
+__device__ uint32_t make_keys(struct select_shared *s, struct lane_work *w, select_keys<T, K> *keys,
+                              const held<K, G> *held, bool equal)
+{
+    uint32_t n = 0, best = 0;
+    int k = 0;
     keys->make([&](uint32_t i, uint32_t *key) {
         float r[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
         if (i < keys->end) {
             if (!equal)
-                ranks_of(s, w, i, r);
+                ranks_of<T, K, G>(s, w, held, i, k, r);
 #pragma unroll
-            for (int e = 0; equal && e < 4; e++)
-                r[e] = i + e >= w->c->first && i + e < w->n ? 1.0f : -INFINITY;
+            for (int e = 0; e < 4; e++)
+                if (equal && i + e >= w->c->first && i + e < w->n)
+                    r[e] = 1.0f;
         }
+        k += 4;
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             key[e] = r[e] > -INFINITY ? key_of(r[e]) : 0;
@@ -194,17 +299,11 @@ __device__ uint32_t make_keys(struct select_shared *s, struct lane_work *w, sele
         atomicAdd(&s->n_ranked, n);
         atomicMax(&s->best, best);
     }
-    count_first<T, K>(s, keys);
-    all_sync(keys->ranks);
-    best = 0;
-    for (uint32_t r = 0; r < keys->ranks; r++) {
-        n_ranked += of_rank(&s->n_ranked, r, keys->ranks);
-        best = max(best, of_rank(&s->best, r, keys->ranks));
+    if (w->raw || equal) {
+        all_sync(keys->ranks);
+        w->most = max_of_ranks(&s->best, keys->ranks);
     }
-    total_of<T>(s, 0, 0, keys->ranks);
-    __syncthreads();
-    w->best = rank_of(best);
-    return n_ranked;
+    return count_keys<T, K>(s, w, keys);
 }
 
 /* ---- how many ------------------------------------------------------------------------------------ */
@@ -316,32 +415,26 @@ __device__ void put_lists(struct select_shared *s, struct lane_work *w, select_k
     const struct select_call *c = w->c;
     const uint32_t full = 0xffffffffu >> (32 - c->block_rows);
     uint32_t n_pages = 0, n_estimates = 0;
-    keys->each([&](uint32_t i, uint32_t *key) {
+    if (keys->ranks > 1) { /* what the CTAs before this one will write */
+        keys->each([&](uint32_t i, uint32_t *key) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            bool in = is_within(chosen, key[e], i + e) && key[e] != 0;
-            n_pages += in;
-            n_estimates += !in && key[e] != 0 && is_within(rest, key[e], i + e);
+            for (int e = 0; e < 4; e++) {
+                bool in = is_within(chosen, key[e], i + e) && key[e] != 0;
+                n_pages += in;
+                n_estimates += !in && key[e] != 0 && is_within(rest, key[e], i + e);
+            }
+        });
+        n_pages = __reduce_add_sync(~0u, n_pages);
+        n_estimates = __reduce_add_sync(~0u, n_estimates);
+        if (threadIdx.x % 32 == 0) {
+            atomicAdd(&s->n_pages, n_pages);
+            atomicAdd(&s->n_estimates, n_estimates);
         }
-    });
-    n_pages = __reduce_add_sync(~0u, n_pages);
-    n_estimates = __reduce_add_sync(~0u, n_estimates);
-    if (threadIdx.x % 32 == 0) {
-        atomicAdd(&s->n_pages, n_pages);
-        atomicAdd(&s->n_estimates, n_estimates);
+        all_sync(keys->ranks);
+        n_pages = sum_of_ranks(&s->n_pages, keys->rank, keys->ranks);
+        n_estimates = sum_of_ranks(&s->n_estimates, keys->rank, keys->ranks);
     }
-    all_sync(keys->ranks);
-    n_pages = c->sink_pages;
-    n_estimates = 0;
-    for (uint32_t r = 0; r < keys->rank; r++) {
-        n_pages += of_rank(&s->n_pages, r, keys->ranks);
-        n_estimates += of_rank(&s->n_estimates, r, keys->ranks);
-    }
-    if (threadIdx.x == 0 && keys->rank + 1 == keys->ranks) {
-        if (PAGES)
-            c->n_pages[w->lane] = min(n_pages + s->n_pages, c->page_cap);
-        c->n_estimates[w->lane] = n_estimates + s->n_estimates;
-    }
+    n_pages += c->sink_pages;
     if (keys->rank == 0)
         for (uint32_t i = threadIdx.x; i < c->sink_pages; i += T)
             put_page(w, i, i, full, 1.0f);
@@ -366,6 +459,11 @@ __device__ void put_lists(struct select_shared *s, struct lane_work *w, select_k
         n_pages += total & 0xffff;
         n_estimates += total >> 16;
     });
+    if (threadIdx.x == 0 && keys->rank + 1 == keys->ranks) {
+        if (PAGES)
+            c->n_pages[w->lane] = min(n_pages, c->page_cap);
+        c->n_estimates[w->lane] = n_estimates;
+    }
 }
 
 /* Pages that hold rows of what was chosen, with a mask of these rows: marks, then the marked ones in
@@ -413,10 +511,10 @@ __device__ void put_rows(struct select_shared *s, struct lane_work *w, select_ke
 
 /* ---- a lane -------------------------------------------------------------------------------------- */
 
-template <int T> __device__ inline void clear(struct select_shared *s, uint32_t ranks)
+template <int T> __device__ inline void clear(struct select_shared *s)
 {
-    for (uint32_t i = threadIdx.x; i < sizeof s->hist / 4; i += T)
-        (&s->hist[0][0][0])[i] = 0;
+    for (uint32_t i = threadIdx.x; i < sizeof s->hist / sizeof(uint4); i += T)
+        ((uint4 *)&s->hist[0][0][0])[i] = make_uint4(0, 0, 0, 0);
     if (threadIdx.x < SELECT_HEADS) {
         s->top[threadIdx.x] = 0;
         s->sum[threadIdx.x] = 0;
@@ -425,15 +523,17 @@ template <int T> __device__ inline void clear(struct select_shared *s, uint32_t 
         s->n_ranked = s->best = s->n_pages = s->n_estimates = 0;
         s->ties[0] = s->ties[1] = s->end[0] = s->end[1] = 0;
     }
-    all_sync(ranks);
+    __syncthreads();
 }
 
-/* A cluster of CTAs: one lane. K: keys of a thread; 0: in scratch, one CTA, any map. Op: select. */
-template <int T, int K>
+/* A cluster of CTAs: one lane. K: keys of a thread; 0: in scratch, one CTA, any map. G: heads whose scores
+ * stay in registers. Op: select. */
+template <int T, int K, int G>
 __global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struct select_call c)
 {
-    __shared__ struct select_shared s;
+    __shared__ __align__(16) struct select_shared s;
     struct lane_work w = {};
+    struct held<K, G> held;
     select_keys<T, K> keys;
     allow_next_kernel();
     w.c = &c;
@@ -451,7 +551,7 @@ __global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struc
     keys.scratch = K > 0 ? NULL : c.keys + (size_t)w.lane * c.keys_stride;
     const bool exists = w.row->row != ~0u && place.class_ == LANE_SPARSE;
     if (exists && w.n > 0)
-        clear<T>(&s, c.ranks);
+        clear<T>(&s);
     wait_for_kernel_before();
     if (!exists)
         return;
@@ -460,22 +560,25 @@ __global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struc
             c.n_pages[w.lane] = c.n_estimates[w.lane] = 0;
         return;
     }
-    if (!w.raw)
-        head_masses<T, K>(&s, &w, &keys);
-    uint32_t n_ranked = make_keys<T, K>(&s, &w, &keys, false);
+    hold_scores<T, K, G>(&held, &w, &keys);
+    if (!w.raw) {
+        head_maxima<T, K, G>(&s, &w, &keys, &held);
+        head_sums<T, K, G>(&s, &w, &keys, &held);
+    }
+    uint32_t n_ranked = make_keys<T, K, G>(&s, &w, &keys, &held, false);
     const bool scored = n_ranked > 0;
     if (!scored) {
         if (threadIdx.x == 0 && keys.rank == 0 && c.unscored != NULL)
             atomicAdd(c.unscored, 1u);
         all_sync(c.ranks); /* counts are read no more */
-        n_ranked = make_keys<T, K>(&s, &w, &keys, true);
+        n_ranked = make_keys<T, K, G>(&s, &w, &keys, &held, true);
     }
     struct border borders[2] = {{0xffffffffu, 0}, {0xffffffffu, 0}};
     if (n_ranked > 0) {
         uint32_t n = count_selected<T, K>(&s, &w, &keys, n_ranked);
         uint32_t more = scored ? min(w.row->estimate, min(c.estimate_cap, n_ranked - n)) : 0;
         const uint32_t k[2] = {n, more > 0 ? n + more : 0};
-        find_borders<T, K>(&s, &keys, k, n_ranked, borders, &w.turn);
+        find_borders<T, K>(&s, &keys, w.most, k, n_ranked, borders, &w.turn);
     }
     if (K == 0 && c.map != MAP_PAGE) {
         put_rows<T, K>(&s, &w, &keys, &borders[0]);
@@ -538,7 +641,7 @@ __device__ void choice_masses(struct select_shared *s, const struct cuda_choice 
 __global__ void __launch_bounds__(SELECT_LOOP)
     choose_kernel(const __grid_constant__ struct cuda_choice c)
 {
-    __shared__ struct select_shared s;
+    __shared__ __align__(16) struct select_shared s;
     const uint32_t lane = blockIdx.x;
     const struct cuda_row *row = &c.rows[lane / c.kv_heads];
     const uint32_t n = row->n_segments * c.groups;
@@ -547,7 +650,7 @@ __global__ void __launch_bounds__(SELECT_LOOP)
     wait_for_kernel_before();
     if (n == 0 || c.lanes[lane % c.kv_heads].class_ != LANE_SPARSE)
         return;
-    clear<SELECT_LOOP>(&s, 1);
+    clear<SELECT_LOOP>(&s);
     choice_masses(&s, &c, lane, n);
     select_keys<SELECT_LOOP, 0> keys;
     keys.begin = 0;
@@ -555,6 +658,7 @@ __global__ void __launch_bounds__(SELECT_LOOP)
     keys.rank = 0;
     keys.ranks = 1;
     keys.scratch = c.keys + (size_t)lane * c.open_stride;
+    uint32_t best = 0;
     keys.make([&](uint32_t i, uint32_t *key) {
         for (uint32_t e = 0; e < 4; e++) {
             float share = 0;
@@ -563,17 +667,22 @@ __global__ void __launch_bounds__(SELECT_LOOP)
                 share += x < -87.0f ? 0.0f : expf(x) * s.factor[h];
             }
             key[e] = i + e < n ? key_of(share > 0 ? share : 0.0f) : 0;
+            best = max(best, key[e]);
         }
     });
+    best = __reduce_max_sync(~0u, best);
+    if (threadIdx.x % 32 == 0)
+        atomicMax(&s.best, best);
     __syncthreads();
-    count_first<SELECT_LOOP, 0>(&s, &keys);
+    best = s.best;
+    count_first<SELECT_LOOP, 0>(&s, &keys, best);
     __syncthreads();
     total_of<SELECT_LOOP>(&s, 0, 0, 1);
     __syncthreads();
     uint32_t n_open = (uint32_t)ceilf(__fmul_rn(c.share, (float)n));
     const uint32_t k[2] = {max(1u, min(n_open, n)), 0};
     struct border borders[2];
-    find_borders<SELECT_LOOP, 0>(&s, &keys, k, n, borders, &turn);
+    find_borders<SELECT_LOOP, 0>(&s, &keys, best, k, n, borders, &turn);
     keys.each([&](uint32_t i, uint32_t *key) {
         for (uint32_t e = 0; e < 4; e++)
             if (i + e < n)
@@ -591,17 +700,29 @@ struct select_command {
     uint32_t grid, threads, keys; /* keys: of a thread */
 };
 
-select_fn *kernel_of(uint32_t threads, uint32_t keys)
+/* For groups of at most 4, and of at most 8 heads, and for any. */
+template <int T, int K> select_fn *for_group(uint32_t group)
+{
+    if constexpr (K == 4)
+        return group <= 4   ? select_kernel<T, 4, 4>
+               : group <= 8 ? select_kernel<T, 4, 8>
+                            : select_kernel<T, 4, 0>;
+    if constexpr (K == 8)
+        return group <= 4 ? select_kernel<T, 8, 4> : select_kernel<T, 8, 0>;
+    return select_kernel<T, K, 0>;
+}
+
+select_fn *kernel_of(uint32_t threads, uint32_t keys, uint32_t group)
 {
     if (keys == 0)
-        return select_kernel<SELECT_LOOP, 0>;
+        return select_kernel<SELECT_LOOP, 0, 0>;
     if (threads < 1024)
-        return threads == 128   ? select_kernel<128, 4>
-               : threads == 256 ? select_kernel<256, 4>
-                                : select_kernel<512, 4>;
-    return keys == 4   ? select_kernel<1024, 4>
-           : keys == 8 ? select_kernel<1024, 8>
-                       : select_kernel<1024, 16>;
+        return threads == 128   ? for_group<128, 4>(group)
+               : threads == 256 ? for_group<256, 4>(group)
+                                : for_group<512, 4>(group);
+    return keys == 4   ? for_group<1024, 4>(group)
+           : keys == 8 ? for_group<1024, 8>(group)
+                       : for_group<1024, 16>(group);
 }
 
 void run_select(struct cuda_backend *b, const void *params)
@@ -619,7 +740,8 @@ void run_select(struct cuda_backend *b, const void *params)
     config.stream = b->stream;
     config.attrs = attrs;
     config.numAttrs = b->overlaps ? 1 + (m->c.ranks > 1) : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&config, kernel_of(m->threads, m->keys), m->c), "select");
+    cuda_ok(b, cudaLaunchKernelEx(&config, kernel_of(m->threads, m->keys, m->c.group), m->c),
+            "select");
 }
 
 void run_choose(struct cuda_backend *b, const void *params)
@@ -645,6 +767,8 @@ void shape_of(const struct cuda_backend *b, struct select_command *m, uint32_t n
         m->c.ranks *= 2;
     while (m->c.ranks < most && n > m->c.ranks * 16384)
         m->c.ranks *= 2;
+    if (cuda_select_ranks != 0)
+        m->c.ranks = cuda_select_ranks;
     uint32_t of_cta = (n + m->c.ranks - 1) / m->c.ranks, threads = 128;
     while (threads < 1024 && threads * 4 < of_cta)
         threads *= 2;

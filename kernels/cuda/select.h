@@ -1,9 +1,12 @@
 /* The best k of many numbers, for select and for coarse-to-fine scores.
  *
  * Numbers are keys: 32-bit integers of the same order, 0 for what is no candidate. A cluster of `ranks`
- * CTAs owns a lane; each has a slice of its keys, in registers (K of a thread) or in scratch (K = 0). The
- * k-th largest key is found a byte at a time with histograms in shared memory, which the CTAs of a
- * cluster read of each other. Every sum is of whole numbers: how many CTAs share a lane cannot be seen. */
+ * CTAs owns a lane; each has a slice of its keys, in registers (K of a thread) or in scratch (K = 0).
+ *
+ * The k-th largest key is found by histograms in shared memory, which the CTAs of a cluster read of each
+ * other: of distances from the greatest key, in steps of 1/16 of an octave over 16 octaves, then finer. Two
+ * are enough unless numbers are as good as equal; a border further down is found byte by byte. Every sum
+ * is of whole numbers: how many CTAs share a lane cannot be seen. */
 #ifndef KERNELS_CUDA_SELECT_H
 #define KERNELS_CUDA_SELECT_H
 
@@ -60,6 +63,33 @@ template <typename X> __device__ static inline X of_rank(const X *p, uint32_t ra
     return *p;
 }
 
+/* Of the ranks [0, n) of the cluster: all loads are under way before the first is used. */
+template <typename X, typename F>
+__device__ static inline X over_ranks(const X *p, uint32_t n, uint32_t ranks, F f)
+{
+    X x[SELECT_RANKS], sum = 0;
+    if (ranks == 1)
+        return n > 0 ? *p : 0;
+#pragma unroll
+    for (uint32_t r = 0; r < SELECT_RANKS; r++)
+        x[r] = r < n ? of_rank(p, r, ranks) : 0;
+#pragma unroll
+    for (uint32_t r = 0; r < SELECT_RANKS; r++)
+        sum = f(sum, x[r]);
+    return sum;
+}
+
+template <typename X>
+__device__ static inline X sum_of_ranks(const X *p, uint32_t n, uint32_t ranks)
+{
+    return over_ranks(p, n, ranks, [](X a, X b) { return a + b; });
+}
+
+template <typename X> __device__ static inline X max_of_ranks(const X *p, uint32_t ranks)
+{
+    return over_ranks(p, ranks, ranks, [](X a, X b) { return a > b ? a : b; });
+}
+
 /* ---- keys ---- */
 
 __device__ static inline uint32_t key_of(float x)
@@ -84,20 +114,21 @@ __device__ static inline bool is_within(const struct border *b, uint32_t key, ui
 }
 
 struct found {
-    uint32_t bin, above, count;
+    uint32_t bin, before, count;
 };
 
 struct select_shared {
     uint32_t hist[SELECT_PASSES][2][SELECT_BINS];
-    unsigned long long weight[SELECT_PASSES][SELECT_BINS];
-    uint32_t total[2][SELECT_BINS];
+    uint32_t total[2][SELECT_BINS]; /* of the cluster */
     struct found found[2];
     uint32_t top[SELECT_HEADS];           /* keys of the greatest scores of this CTA */
     unsigned long long sum[SELECT_HEADS]; /* of their exponentials, 2^31 times */
-    float shift[SELECT_HEADS], factor[SELECT_HEADS];
+    float shift[SELECT_HEADS], factor[SELECT_HEADS],
+        limit[SELECT_HEADS]; /* limit: of a probability */
     uint32_t n_ranked, best, ties[2], end[2], n_pages, n_estimates, n_above, crossing;
-    unsigned long long all[SELECT_BINS],
-        before; /* weights of the cluster; of what is above a bin */
+    uint32_t all_ranked, all_best;
+    unsigned long long weight[SELECT_BINS], all[SELECT_BINS]; /* of this CTA; of the cluster */
+    unsigned long long before;
     uint32_t warp[2][32];
 };
 
@@ -169,39 +200,43 @@ __device__ static inline uint32_t block_scan(struct select_shared *s, uint32_t x
 
 /* ---- borders ---- */
 
-/* The histogram of the first byte; a caller has cleared it, and synchronises. */
+enum { SELECT_SHIFT = 19 }; /* of the first histogram: 16 steps an octave */
+
+__device__ static inline uint32_t first_bin(uint32_t distance)
+{
+    return min(distance >> SELECT_SHIFT, (uint32_t)SELECT_BINS - 1);
+}
+
+/* The first histogram, of distances from `most`, which no key exceeds. */
 template <int T, int K>
-__device__ static inline void count_first(struct select_shared *s, select_keys<T, K> *keys)
+__device__ static inline void count_first(struct select_shared *s, select_keys<T, K> *keys,
+                                          uint32_t most)
 {
     keys->each([&](uint32_t, uint32_t *key) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
             if (key[e] != 0)
-                atomicAdd(&s->hist[0][0][key[e] >> 24], 1u);
+                atomicAdd(&s->hist[0][0][first_bin(most - key[e])], 1u);
     });
 }
 
-/* All threads, once the first histogram is complete: how many candidates the lane has. */
+/* Counts of the cluster; a barrier of all CTAs comes before. */
 template <int T>
 __device__ static inline void total_of(struct select_shared *s, uint32_t pass, uint32_t of,
                                        uint32_t ranks)
 {
-    for (uint32_t bin = threadIdx.x; bin < SELECT_BINS; bin += T) {
-        uint32_t sum = 0;
-        for (uint32_t r = 0; r < ranks; r++)
-            sum += of_rank(&s->hist[pass][of][bin], r, ranks);
-        s->total[of][bin] = sum;
-    }
+    for (uint32_t bin = threadIdx.x; bin < SELECT_BINS; bin += T)
+        s->total[of][bin] = sum_of_ranks(&s->hist[pass][of][bin], ranks, ranks);
 }
 
-/* By one warp: the bin where counts from the last bin down reach k. */
+/* By one warp: the bin where counts from the first bin up reach k. */
 __device__ static inline void find_bin(const uint32_t *total, uint32_t k, struct found *out)
 {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t count[8], sum = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        count[i] = total[SELECT_BINS - 1 - lane * 8 - i];
+        count[i] = total[lane * 8 + i];
         sum += count[i];
     }
     uint32_t upto = sum;
@@ -210,15 +245,15 @@ __device__ static inline void find_bin(const uint32_t *total, uint32_t k, struct
         uint32_t y = __shfl_up_sync(~0u, upto, d);
         upto += lane >= d ? y : 0;
     }
-    uint32_t above = upto - sum;
+    uint32_t before = upto - sum;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (above < k && above + count[i] >= k) {
-            out->bin = SELECT_BINS - 1 - lane * 8 - i;
-            out->above = above;
+        if (before < k && before + count[i] >= k) {
+            out->bin = lane * 8 + i;
+            out->before = before;
             out->count = count[i];
         }
-        above += count[i];
+        before += count[i];
     }
 }
 
@@ -228,7 +263,7 @@ __device__ static inline void find_end(struct select_shared *s, select_keys<T, K
                                        struct border *b, uint32_t left, uint32_t which,
                                        uint32_t *turn)
 {
-    uint32_t own = 0, before = 0, end = 0;
+    uint32_t own = 0, before = 0;
     keys->each([&](uint32_t, uint32_t *key) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -238,8 +273,8 @@ __device__ static inline void find_end(struct select_shared *s, select_keys<T, K
     if (threadIdx.x % 32 == 0)
         atomicAdd(&s->ties[which], own);
     all_sync(keys->ranks);
-    for (uint32_t r = 0; r < keys->rank; r++)
-        before += of_rank(&s->ties[which], r, keys->ranks);
+    if (keys->ranks > 1)
+        before = sum_of_ranks(&s->ties[which], keys->rank, keys->ranks);
     keys->each([&](uint32_t i, uint32_t *key) {
         uint32_t n = 0, total;
 #pragma unroll
@@ -253,12 +288,140 @@ __device__ static inline void find_end(struct select_shared *s, select_keys<T, K
         before += total;
     });
     all_sync(keys->ranks);
-    for (uint32_t r = 0; r < keys->ranks; r++)
-        end = max(end, of_rank(&s->end[which], r, keys->ranks));
-    b->end = end;
+    b->end = max_of_ranks(&s->end[which], keys->ranks);
 }
 
-/* By one warp: the bin where weights from the last bin down reach `wanted`; bin SELECT_BINS: none does. */
+/* Where a border is searched: what keys have in common, at `shift`, that are not settled. */
+struct search {
+    uint32_t prefix, left; /* left: of them, that are within */
+    bool done;
+};
+
+/* One histogram of bits [shift, shift + 8) of value(key), where the bits above are a search's prefix; of
+ * both searches, if they are in different places. Then each one's bin becomes part of its prefix. */
+template <int T, int K, typename F>
+__device__ static inline void narrow(struct select_shared *s, select_keys<T, K> *keys,
+                                     struct search x[2], uint32_t pass, uint32_t shift,
+                                     uint32_t bits, F value)
+{
+    const bool apart = !x[0].done && !x[1].done && x[0].prefix != x[1].prefix;
+    const uint32_t one = x[0].done ? x[1].prefix : x[0].prefix, two = x[1].prefix;
+    keys->each([&](uint32_t, uint32_t *key) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (key[e] == 0)
+                continue;
+            uint32_t v = value(key[e]), bin = v >> shift & ((1u << bits) - 1);
+            uint32_t high = shift + bits < 32 ? v >> (shift + bits) : 0;
+            if (high == one)
+                atomicAdd(&s->hist[pass][0][bin], 1u);
+            else if (apart && high == two)
+                atomicAdd(&s->hist[pass][1][bin], 1u);
+        }
+    });
+    all_sync(keys->ranks);
+    total_of<T>(s, pass, 0, keys->ranks);
+    if (apart)
+        total_of<T>(s, pass, 1, keys->ranks);
+    __syncthreads();
+    if (threadIdx.x < 32 && !x[0].done)
+        find_bin(s->total[0], x[0].left, &s->found[0]);
+    if (threadIdx.x / 32 == 1 && !x[1].done)
+        find_bin(s->total[apart], x[1].left, &s->found[1]);
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+        if (!x[w].done) {
+            x[w].prefix = x[w].prefix << bits | s->found[w].bin;
+            x[w].left -= s->found[w].before;
+        }
+}
+
+/* Both borders from the first byte of ~key on: the way for numbers of any size. */
+template <int T, int K>
+__device__ static inline void search_bytes(struct select_shared *s, select_keys<T, K> *keys,
+                                           struct search x[2], struct border out[2])
+{
+    all_sync(keys->ranks); /* others may still read the first histogram */
+    for (uint32_t i = threadIdx.x; i < sizeof s->hist / 4; i += T)
+        (&s->hist[0][0][0])[i] = 0;
+    __syncthreads();
+    x[0].prefix = x[1].prefix = 0;
+    for (uint32_t pass = 0; pass < 4 && !(x[0].done && x[1].done); pass++)
+        narrow<T, K>(s, keys, x, pass, 24 - 8 * pass, 8, [](uint32_t key) { return ~key; });
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+        if (!x[w].done)
+            out[w].key = ~x[w].prefix;
+}
+
+/* The borders that the k[0] and the k[1] best are within, 1 <= k <= n_ranked; k[1] 0: not wanted. The
+ * first histogram is complete in s->total[0]. Uniform in the cluster, so all branches are. */
+template <int T, int K>
+__device__ static inline void find_borders(struct select_shared *s, select_keys<T, K> *keys,
+                                           uint32_t most, const uint32_t k[2], uint32_t n_ranked,
+                                           struct border out[2], uint32_t *turn)
+{
+    struct search x[2];
+    bool far = false;
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        x[w].prefix = 0;
+        x[w].left = k[w];
+        x[w].done = k[w] == 0 || k[w] == n_ranked;
+        out[w].key = k[w] == 0 ? 0xffffffffu : 0;
+        out[w].end = 0;
+    }
+    if (x[0].done && x[1].done)
+        return;
+    if (threadIdx.x < 32 && !x[0].done)
+        find_bin(s->total[0], x[0].left, &s->found[0]);
+    if (threadIdx.x / 32 == 1 && !x[1].done)
+        find_bin(s->total[0], x[1].left, &s->found[1]);
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+        if (!x[w].done)
+            far = far || s->found[w].bin == SELECT_BINS - 1;
+    if (far) {
+        search_bytes<T, K>(s, keys, x, out);
+    } else {
+        uint32_t shift = SELECT_SHIFT;
+#pragma unroll
+        for (int w = 0; w < 2; w++)
+            if (!x[w].done) {
+                x[w].prefix = s->found[w].bin;
+                x[w].left -= s->found[w].before;
+            }
+        for (uint32_t pass = 0;; pass++) {
+#pragma unroll
+            for (int w = 0; w < 2; w++) /* all of the bin, nothing behind it */
+                if (!x[w].done && s->found[w].count == x[w].left) {
+                    uint32_t end = (x[w].prefix + 1) << shift;
+                    out[w].key = most >= end ? most - end : 0;
+                    x[w].done = true;
+                }
+            if ((x[0].done && x[1].done) || shift == 0)
+                break;
+            const uint32_t bits = min(shift, 8u);
+            shift -= bits;
+            narrow<T, K>(s, keys, x, pass + 1, shift, bits,
+                         [&](uint32_t key) { return most - key; });
+        }
+#pragma unroll
+        for (int w = 0; w < 2; w++)
+            if (!x[w].done)
+                out[w].key = most - x[w].prefix;
+    }
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+        if (!x[w].done)
+            find_end<T, K>(s, keys, &out[w], x[w].left, w, turn);
+}
+
+/* ---- weights ---- */
+
+/* By one warp: the bin where weights from the last bin down reach `wanted`; SELECT_BINS: none does. */
 __device__ static inline void find_weight(struct select_shared *s, unsigned long long wanted)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -284,8 +447,8 @@ __device__ static inline void find_weight(struct select_shared *s, unsigned long
     }
 }
 
-/* Where the weights of candidates, best first, reach share * total, or `wanted` where share is 0: *key, the
- * weight *left to its equals, and how many keys are greater. false: nowhere. weight(i, key) > 0. */
+/* Where the weights of candidates, best first, reach share * total, or `wanted` where share is 0: *key_at,
+ * the weight *left to its equals, and how many keys are greater. false: nowhere. weight(i, key) > 0. */
 template <int T, int K, typename F>
 __device__ static inline bool find_crossing(struct select_shared *s, select_keys<T, K> *keys,
                                             unsigned long long wanted, float share, F weight,
@@ -293,27 +456,23 @@ __device__ static inline bool find_crossing(struct select_shared *s, select_keys
                                             uint32_t *n_above)
 {
     uint32_t prefix = 0, above = 0;
-    __syncthreads(); /* before shared weights of an earlier search change */
-    for (uint32_t i = threadIdx.x; i < SELECT_PASSES * SELECT_BINS; i += T)
-        s->weight[i / SELECT_BINS][i % SELECT_BINS] = 0;
-    if (threadIdx.x == 0)
-        s->n_above = 0;
-    all_sync(keys->ranks);
-    for (uint32_t pass = 0; pass < SELECT_PASSES; pass++) {
+    for (uint32_t pass = 0; pass < 4; pass++) {
         const uint32_t shift = 24 - 8 * pass;
+        all_sync(keys->ranks); /* before what others may still read changes */
+        for (uint32_t bin = threadIdx.x; bin < SELECT_BINS; bin += T)
+            s->weight[bin] = 0;
+        if (threadIdx.x == 0)
+            s->n_above = 0;
+        __syncthreads();
         keys->each([&](uint32_t i, uint32_t *key) {
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 if (key[e] != 0 && (pass == 0 || key[e] >> (shift + 8) == prefix))
-                    atomicAdd(&s->weight[pass][key[e] >> shift & 0xff], weight(i + e, key[e]));
+                    atomicAdd(&s->weight[key[e] >> shift & 0xff], weight(i + e, key[e]));
         });
         all_sync(keys->ranks);
-        for (uint32_t bin = threadIdx.x; bin < SELECT_BINS; bin += T) {
-            unsigned long long sum = 0;
-            for (uint32_t r = 0; r < keys->ranks; r++)
-                sum += of_rank(&s->weight[pass][bin], r, keys->ranks);
-            s->all[bin] = sum;
-        }
+        for (uint32_t bin = threadIdx.x; bin < SELECT_BINS; bin += T)
+            s->all[bin] = sum_of_ranks(&s->weight[bin], keys->ranks, keys->ranks);
         __syncthreads();
         if (pass == 0 && share > 0) {
             unsigned long long total = 0;
@@ -329,7 +488,6 @@ __device__ static inline bool find_crossing(struct select_shared *s, select_keys
             return false;
         wanted -= s->before;
         prefix = prefix << 8 | s->crossing;
-        __syncthreads();
     }
     keys->each([&](uint32_t, uint32_t *key) {
 #pragma unroll
@@ -340,79 +498,10 @@ __device__ static inline bool find_crossing(struct select_shared *s, select_keys
     if (threadIdx.x % 32 == 0)
         atomicAdd(&s->n_above, above);
     all_sync(keys->ranks);
-    *n_above = 0;
-    for (uint32_t r = 0; r < keys->ranks; r++)
-        *n_above += of_rank(&s->n_above, r, keys->ranks);
+    *n_above = sum_of_ranks(&s->n_above, keys->ranks, keys->ranks);
     *key_at = prefix;
     *left = wanted;
     return true;
-}
-
-/* The borders that the k[0] and the k[1] best are within, 1 <= k <= n_ranked; k[1] 0: not wanted. The
- * first histogram is complete in s->total[0]. Uniform in the cluster, so all branches are. */
-template <int T, int K>
-__device__ static inline void find_borders(struct select_shared *s, select_keys<T, K> *keys,
-                                           const uint32_t k[2], uint32_t n_ranked,
-                                           struct border out[2], uint32_t *turn)
-{
-    uint32_t prefix[2] = {0, 0}, left[2] = {k[0], k[1]};
-    bool done[2];
-#pragma unroll
-    for (int w = 0; w < 2; w++) {
-        done[w] = k[w] == 0 || k[w] == n_ranked;
-        out[w].key = k[w] == 0 ? 0xffffffffu : 0;
-        out[w].end = 0;
-    }
-    for (uint32_t pass = 0; pass < SELECT_PASSES && !(done[0] && done[1]); pass++) {
-        const uint32_t shift = 24 - 8 * pass;
-        const bool same = prefix[0] == prefix[1] || done[0];
-        const uint32_t first = done[0] ? prefix[1] : prefix[0];
-        if (pass > 0) {
-            const bool second = !same && !done[1];
-            keys->each([&](uint32_t, uint32_t *key) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    uint32_t high = key[e] >> (shift + 8), bin = key[e] >> shift & 0xff;
-                    if (key[e] == 0)
-                        continue;
-                    if (high == first)
-                        atomicAdd(&s->hist[pass][0][bin], 1u);
-                    else if (second && high == prefix[1])
-                        atomicAdd(&s->hist[pass][1][bin], 1u);
-                }
-            });
-            all_sync(keys->ranks);
-            total_of<T>(s, pass, 0, keys->ranks);
-            if (second)
-                total_of<T>(s, pass, 1, keys->ranks);
-            __syncthreads();
-        }
-        if (threadIdx.x < 64) {
-            uint32_t w = threadIdx.x / 32;
-            if (!done[w])
-                find_bin(s->total[w == 1 && !same], left[w], &s->found[w]);
-        }
-        __syncthreads();
-#pragma unroll
-        for (int w = 0; w < 2; w++) {
-            if (done[w])
-                continue;
-            struct found f = s->found[w];
-            prefix[w] = prefix[w] << 8 | f.bin;
-            left[w] -= f.above;
-            if (f.count == left[w]) { /* all of the bin, nothing below it */
-                uint32_t low = prefix[w] << shift;
-                out[w].key = low > 0 ? low - 1 : 0;
-                done[w] = true;
-            }
-        }
-    }
-#pragma unroll
-    for (int w = 0; w < 2; w++)
-        if (!done[w]) {
-            out[w].key = prefix[w];
-            find_end<T, K>(s, keys, &out[w], left[w], w, turn);
-        }
 }
 
 #endif

@@ -19,7 +19,7 @@ enum { KV_HEADS = 8, GROUP = 4, DIM = 128, REPEATS = 9, MAX_LAYERS = 24 };
 extern "C" const struct cuda_api spind_cuda_api;
 
 static struct cuda_backend *b;
-extern uint32_t cuda_score_depth;
+extern uint32_t cuda_score_depth, cuda_select_ranks;
 
 static void must(bool good, const char *what)
 {
@@ -277,8 +277,11 @@ int main(int argc, char **argv)
     printf("%s\n", be->ops->describe(be));
     if (argc > 1)
         cuda_score_depth = (uint32_t)atoi(argv[1]);
-    bench_score();
-    if (argc < 2)
+    if (argc > 2)
+        cuda_select_ranks = (uint32_t)atoi(argv[2]);
+    if (argc < 3)
+        bench_score();
+    if (argc != 2)
         bench_select();
     be->ops->close(be);
     return 0;
