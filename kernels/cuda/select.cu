@@ -16,8 +16,7 @@ uint32_t cuda_select_ranks; /* for the bench, which tries others; 0: as shape_of
 namespace
 {
 
-#define LOG2E    1.44269504f
-#define SUM_UNIT 2147483648.0f /* of shared sums of exponentials */
+#define LOG2E 1.44269504f
 #define MASS_ONE \
     1099511627776.0f /* 2^40: the best partition's mass, where masses are whole numbers */
 
@@ -511,21 +510,6 @@ __device__ void put_rows(struct select_shared *s, struct lane_work *w, select_ke
 
 /* ---- a lane -------------------------------------------------------------------------------------- */
 
-template <int T> __device__ inline void clear(struct select_shared *s)
-{
-    for (uint32_t i = threadIdx.x; i < sizeof s->hist / sizeof(uint4); i += T)
-        ((uint4 *)&s->hist[0][0][0])[i] = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < SELECT_HEADS) {
-        s->top[threadIdx.x] = 0;
-        s->sum[threadIdx.x] = 0;
-    }
-    if (threadIdx.x == 0) {
-        s->n_ranked = s->best = s->n_pages = s->n_estimates = 0;
-        s->ties[0] = s->ties[1] = s->end[0] = s->end[1] = 0;
-    }
-    __syncthreads();
-}
-
 /* A cluster of CTAs: one lane. K: keys of a thread; 0: in scratch, one CTA, any map. G: heads whose scores
  * stay in registers. Op: select. */
 template <int T, int K, int G>
@@ -551,7 +535,7 @@ __global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struc
     keys.scratch = K > 0 ? NULL : c.keys + (size_t)w.lane * c.keys_stride;
     const bool exists = w.row->row != ~0u && place.class_ == LANE_SPARSE;
     if (exists && w.n > 0)
-        clear<T>(&s);
+        select_clear<T>(&s);
     wait_for_kernel_before();
     if (!exists)
         return;
@@ -588,107 +572,6 @@ __global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struc
     }
     if (c.ranks > 1)
         all_sync(c.ranks); /* others may still read what is shared */
-}
-
-/* ---- coarse to fine ------------------------------------------------------------------------------ */
-
-/* Mean of the logits of a group's coarse digests that have one. */
-__device__ inline float group_logit(const struct cuda_choice *c, uint32_t lane, uint32_t h,
-                                    uint32_t i)
-{
-    const float *p =
-        c->scores + ((size_t)lane * c->group + h) * c->stride + (size_t)i * c->per_group;
-    float sum = 0;
-    uint32_t n = 0;
-    for (uint32_t k = 0; k < c->per_group; k++)
-        if (p[k] > -INFINITY) {
-            sum += p[k];
-            n++;
-        }
-    return n > 0 ? sum / (float)n : -INFINITY;
-}
-
-/* Greatest logit and sum of exponentials of every head. */
-__device__ void choice_masses(struct select_shared *s, const struct cuda_choice *c, uint32_t lane,
-                              uint32_t n)
-{
-    for (uint32_t h = 0; h < c->group; h++) {
-        float top = -INFINITY;
-        for (uint32_t i = threadIdx.x; i < n; i += SELECT_LOOP)
-            top = fmaxf(top, group_logit(c, lane, h, i));
-        uint32_t key = __reduce_max_sync(~0u, top > -INFINITY ? key_of(top) : 0);
-        if (threadIdx.x % 32 == 0)
-            atomicMax(&s->top[h], key);
-    }
-    __syncthreads();
-    for (uint32_t h = 0; h < c->group; h++) {
-        unsigned long long sum = 0;
-        float most = s->top[h] > 0 ? rank_of(s->top[h]) : 0.0f;
-        for (uint32_t i = threadIdx.x; i < n; i += SELECT_LOOP)
-            sum += __float2uint_rn(expf(group_logit(c, lane, h, i) - most) * SUM_UNIT);
-        atomicAdd(&s->sum[h], sum);
-    }
-    __syncthreads();
-    if (threadIdx.x < c->group) {
-        s->shift[threadIdx.x] = s->top[threadIdx.x] > 0 ? rank_of(s->top[threadIdx.x]) : 0.0f;
-        s->factor[threadIdx.x] =
-            s->sum[threadIdx.x] > 0 ? SUM_UNIT / (float)s->sum[threadIdx.x] : 0.0f;
-    }
-    __syncthreads();
-}
-
-/* One CTA: one lane. Few numbers, so bound by latency. Op: score, coarse to fine. */
-__global__ void __launch_bounds__(SELECT_LOOP)
-    choose_kernel(const __grid_constant__ struct cuda_choice c)
-{
-    __shared__ __align__(16) struct select_shared s;
-    const uint32_t lane = blockIdx.x;
-    const struct cuda_row *row = &c.rows[lane / c.kv_heads];
-    const uint32_t n = row->n_segments * c.groups;
-    uint32_t turn = 0;
-    allow_next_kernel();
-    wait_for_kernel_before();
-    if (n == 0 || c.lanes[lane % c.kv_heads].class_ != LANE_SPARSE)
-        return;
-    clear<SELECT_LOOP>(&s);
-    choice_masses(&s, &c, lane, n);
-    select_keys<SELECT_LOOP, 0> keys;
-    keys.begin = 0;
-    keys.end = n;
-    keys.rank = 0;
-    keys.ranks = 1;
-    keys.scratch = c.keys + (size_t)lane * c.open_stride;
-    uint32_t best = 0;
-    keys.make([&](uint32_t i, uint32_t *key) {
-        for (uint32_t e = 0; e < 4; e++) {
-            float share = 0;
-            for (uint32_t h = 0; i + e < n && h < c.group; h++) {
-                float x = group_logit(&c, lane, h, i + e) - s.shift[h];
-                share += x < -87.0f ? 0.0f : expf(x) * s.factor[h];
-            }
-            key[e] = i + e < n ? key_of(share > 0 ? share : 0.0f) : 0;
-            best = max(best, key[e]);
-        }
-    });
-    best = __reduce_max_sync(~0u, best);
-    if (threadIdx.x % 32 == 0)
-        atomicMax(&s.best, best);
-    __syncthreads();
-    best = s.best;
-    count_first<SELECT_LOOP, 0>(&s, &keys, best);
-    __syncthreads();
-    total_of<SELECT_LOOP>(&s, 0, 0, 1);
-    __syncthreads();
-    uint32_t n_open = (uint32_t)ceilf(__fmul_rn(c.share, (float)n));
-    const uint32_t k[2] = {max(1u, min(n_open, n)), 0};
-    struct border borders[2];
-    find_borders<SELECT_LOOP, 0>(&s, &keys, best, k, n, borders, &turn);
-    keys.each([&](uint32_t i, uint32_t *key) {
-        for (uint32_t e = 0; e < 4; e++)
-            if (i + e < n)
-                c.open[(size_t)lane * c.open_stride + i + e] =
-                    is_within(&borders[0], key[e], i + e);
-    });
 }
 
 /* ---- commands ------------------------------------------------------------------------------------ */
@@ -744,19 +627,6 @@ void run_select(struct cuda_backend *b, const void *params)
             "select");
 }
 
-void run_choose(struct cuda_backend *b, const void *params)
-{
-    struct choose_command {
-        struct cuda_choice c;
-        uint32_t lanes;
-    } const *m = (const struct choose_command *)params;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(m->lanes);
-    config.blockDim = dim3(SELECT_LOOP);
-    config.stream = b->stream;
-    cuda_ok(b, cudaLaunchKernelEx(&config, choose_kernel, m->c), "choice of groups");
-}
-
 /* Threads, keys of a thread and CTAs of a lane for n partitions: as many CTAs as the device has SMs,
  * but none with less than 1024 partitions. keys 0: a loop. */
 void shape_of(const struct cuda_backend *b, struct select_command *m, uint32_t n, uint32_t lanes)
@@ -777,18 +647,6 @@ void shape_of(const struct cuda_backend *b, struct select_command *m, uint32_t n
 }
 
 } /* namespace */
-
-void cuda_choose(struct cuda_backend *b, const struct cuda_choice *c, uint32_t lanes)
-{
-    struct {
-        struct cuda_choice c;
-        uint32_t lanes;
-    } m;
-    memset(&m, 0, sizeof m);
-    m.c = *c;
-    m.lanes = lanes;
-    cuda_do(b, run_choose, &m, sizeof m);
-}
 
 struct cuda_select {
     void *scratch; /* keys, marks */

@@ -36,6 +36,8 @@ struct cuda_choice {
 };
 void cuda_choose(struct cuda_backend *b, const struct cuda_choice *c, uint32_t lanes);
 
+#define SUM_UNIT 2147483648.0f /* of shared sums of exponentials */
+
 /* ---- clusters ---- */
 
 __device__ static inline void all_sync(uint32_t ranks)
@@ -196,6 +198,21 @@ __device__ static inline uint32_t block_scan(struct select_shared *s, uint32_t x
     *total = __shfl_sync(~0u, all, 31);
     uint32_t before = __shfl_sync(~0u, all, warp > 0 ? warp - 1 : 0);
     return sum - x + (warp > 0 ? before : 0);
+}
+
+template <int T> __device__ static inline void select_clear(struct select_shared *s)
+{
+    for (uint32_t i = threadIdx.x; i < sizeof s->hist / sizeof(uint4); i += T)
+        ((uint4 *)&s->hist[0][0][0])[i] = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x < SELECT_HEADS) {
+        s->top[threadIdx.x] = 0;
+        s->sum[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == 0) {
+        s->n_ranked = s->best = s->n_pages = s->n_estimates = 0;
+        s->ties[0] = s->ties[1] = s->end[0] = s->end[1] = 0;
+    }
+    __syncthreads();
 }
 
 /* ---- borders ---- */
