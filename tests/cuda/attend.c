@@ -65,14 +65,32 @@ static struct error run_both(struct world *w, const struct piece *p, uint32_t n)
     return compare(w, p, n);
 }
 
-/* The same rows, cut otherwise and in other company, against `want` of row `first` on. */
-static bool same_bits(struct world *w, struct piece p, const float *out, const float *lse)
+/* Chunks of so many rows go to cuDNN (kernels/cuda/prefill.cu), which sums in another order. */
+enum { LONG_CHUNK = 520 };
+static const double ROUNDING = 5e-3;
+
+static bool close_to(const float *a, const float *b, size_t n)
+{
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        off += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        norm += (double)b[i] * (double)b[i];
+    }
+    return off <= ROUNDING * ROUNDING * norm; /* not so with a NaN */
+}
+
+/* The same rows, cut otherwise and in other company, against `want` of row `first` on: the same bits, or, of
+ * a long chunk, numbers that rounding explains. */
+static bool same_rows(struct world *w, struct piece p, const float *out, const float *lse,
+                      bool bits)
 {
     uint32_t first = w->seqs[p.seq].first_row + p.from;
     float *a = fetch(&w->gpu, w->gpu.out, w->out_width, first, p.n);
     float *b = fetch(&w->gpu, w->gpu.lse, w->heads, first, p.n);
-    bool same = memcmp(a, out, p.n * w->out_width * 4) == 0 &&
-                memcmp(b, lse, (size_t)p.n * w->heads * 4) == 0;
+    bool same =
+        bits ? memcmp(a, out, p.n * w->out_width * 4) == 0 &&
+                   memcmp(b, lse, (size_t)p.n * w->heads * 4) == 0
+             : close_to(a, out, p.n * w->out_width) && close_to(b, lse, (size_t)p.n * w->heads);
     for (size_t i = 0, said = 0; !same && i < p.n * w->out_width && said < 2; i++)
         if (a[i] != out[i] && ++said)
             printf("#   row %zu number %zu: %.9g, was %.9g\n", p.from + i / w->out_width,
@@ -87,13 +105,15 @@ static void check_same(struct world *w, const struct piece *p, uint32_t n, const
     bool alone = true, cut = true;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t first = w->seqs[p[i].seq].first_row + p[i].from;
+        bool bits = p[i].n < LONG_CHUNK;
         float *out = fetch(&w->gpu, w->gpu.out, w->out_width, first, p[i].n);
         float *lse = fetch(&w->gpu, w->gpu.lse, w->heads, first, p[i].n);
         for (uint32_t r = 0; r < p[i].n; r += 1 + r / 2) {
             struct piece one = {p[i].seq, p[i].from + r, 1};
             poison_results(w, &w->gpu);
             attend(w, &w->gpu, &one, 1, true);
-            alone = same_bits(w, one, out + r * w->out_width, lse + (size_t)r * w->heads) && alone;
+            alone = same_rows(w, one, out + r * w->out_width, lse + (size_t)r * w->heads, bits) &&
+                    alone;
         }
         struct piece parts[64];
         uint32_t m = 0;
@@ -103,12 +123,12 @@ static void check_same(struct world *w, const struct piece *p, uint32_t n, const
         }
         poison_results(w, &w->gpu);
         attend(w, &w->gpu, parts, m, true);
-        cut = same_bits(w, p[i], out, lse) && cut;
+        cut = same_rows(w, p[i], out, lse, bits) && cut;
         mem_free(out);
         mem_free(lse);
         attend(w, &w->gpu, p, n, true); /* the next piece's results again */
     }
-    ok(alone, "%s: a row alone has the same bits as in its batch", name);
+    ok(alone, "%s: a row alone is as in its batch, to the bit but for long chunks", name);
     ok(cut, "%s: and so do rows that are cut otherwise", name);
 }
 

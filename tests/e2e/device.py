@@ -86,6 +86,7 @@ def a_broken_device_ends_the_work_of_the_daemon():
     ok(eventually(lambda: get(server, "/health").status == 503, PATIENCE), "/health knows it after that one step", server.log)
     got = get(server, "/health")
     ok("cudaErrorIllegalAddress" in got.error["message"], f"and says why: {got.error['message']}", got)
+    ok(eventually(lambda: server.log.count("step failed") > 0, PATIENCE), "the log tells", server.log)
     equal(server.log.count("step failed"), 1, "no other request had to fail for that", server.log)
     server.stop()
 
