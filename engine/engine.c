@@ -212,7 +212,9 @@ static status make_plan(struct engine *e, struct memory_plan *plan)
                    sh->max_positions);
     bool own = e->be->ops->memory != NULL; /* memory; the weights are in it already */
     const struct memory_room room = {.bytes = own ? e->be->ops->memory(e->be) : memory_available(),
-                                     .share = own ? DEVICE_SHARE : MACHINE_SHARE,
+                                     .share = !own                      ? MACHINE_SHARE
+                                              : e->cfg.device_share > 0 ? e->cfg.device_share
+                                                                        : DEVICE_SHARE,
                                      .apart = own,
                                      .host_bytes = own ? memory_available() : 0};
     if (own && e->cfg.kv_dram_bytes != 0 && e->be->ops->alloc_host == NULL)

@@ -22,7 +22,10 @@ struct engine_config {
     struct cpu_options cpu;
     struct mock_options mock;
     struct cuda_options cuda;
-    uint32_t block_rows;         /* R: 8, 16 or 32 */
+    uint32_t block_rows; /* R: 8, 16 or 32 */
+    double
+        device_share; /* of a device's memory that is free behind the weights, for KV where kv_hbm_bytes
+                            does not say; 0: a preset */
     uint64_t kv_hbm_bytes;       /* 0: chosen from max_model_len and max_num_seqs */
     uint64_t kv_dram_bytes;      /* 0: no second tier */
     uint32_t max_model_len;      /* 0: the model's */

@@ -141,6 +141,15 @@ const struct option options_table[] = {
      BYTES(engine.kv_dram_bytes, 0, 64 * TERA),
      .preset = "0",
      .help = "Bytes of KV cache in host memory, the second tier. 0: none."},
+    {.name = "gpu-memory-utilization",
+     .group = "kv",
+     NUMBER(engine.device_share, 0, 0.98),
+     .flags = OPTION_OPEN,
+     .preset = "0.85",
+     .help =
+         "Share of a GPU's memory, of what is free once the weights are there, that KV gets where "
+         "--kv-hbm is auto. The rest is for a step's activations. The CPU takes a quarter of the "
+         "machine's memory at most."},
     {.name = "enable-prefix-caching",
      .aliases = "cache-prompt",
      .group = "kv",
@@ -530,7 +539,6 @@ const struct option_ignored options_ignored[] = {
     {"enable-server-load-tracking", false},
     {"enable-tokenizer-info-endpoint", false},
     {"flash-attn", false},
-    {"gpu-memory-utilization", true},
     {"jinja", false},
     {"kv-cache-dtype", true},
     {"max-log-len", true},

@@ -141,13 +141,14 @@ static void flags_have_many_spellings(void)
        "  names the model after its file");
     config_fini(&c);
     loads("vLLM flags without meaning here",
-          LOAD(&c, "--gpu-memory-utilization", "0.9", "--tensor_parallel_size=1",
+          LOAD(&c, "--kv-cache-dtype", "auto", "--tensor_parallel_size=1",
                "--no-enable-chunked-prefill", "--trust-remote-code", "x.gguf") == OK);
     ok(c.engine.model != NULL && strcmp(c.engine.model, "x.gguf") == 0,
        "  take their values along");
     config_fini(&c);
-    loads("a vLLM flag of the GPU", LOAD(&c, "--enforce-eager", "x.gguf") == OK);
-    ok(c.engine.cuda.eager, "  reaches the engine");
+    loads("vLLM flags of the GPU",
+          LOAD(&c, "--enforce-eager", "--gpu-memory-utilization", "0.5", "x.gguf") == OK);
+    ok(c.engine.cuda.eager && fabs(c.engine.device_share - 0.5) < 1e-9, "  reach the engine");
     config_fini(&c);
 }
 
