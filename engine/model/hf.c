@@ -9,10 +9,12 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { FILE_MAX = 1 << 20, DEPTH_MAX = 32, NAME_BYTES = 64, WHOLE = 1 };
 
@@ -417,10 +419,25 @@ static const char *config_path(const char *path, char buf[4096])
     return buf;
 }
 
+/* NULL: errno says why. Only a regular file, which nobody has to be waited for (NONBLOCK: a FIFO). */
+static FILE *open_file(const char *path)
+{
+    struct stat s;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0)
+        return NULL;
+    FILE *f = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) ? fdopen(fd, "rb") : NULL;
+    if (f == NULL) {
+        close(fd);
+        errno = EINVAL;
+    }
+    return f;
+}
+
 bool hf_is_config(const char *path)
 {
     char buf[4096], text[256];
-    FILE *f = fopen(config_path(path, buf), "rbe");
+    FILE *f = open_file(config_path(path, buf));
     if (f == NULL)
         return false;
     size_t n = fread(text, 1, sizeof text - 1, f);
@@ -432,9 +449,10 @@ bool hf_is_config(const char *path)
 status hf_plan(struct plan *p, struct dictionary *d, const char *path)
 {
     char buf[4096];
-    FILE *f = fopen(path = config_path(path, buf), "rbe");
+    FILE *f = open_file(path = config_path(path, buf));
     if (f == NULL)
-        return err(ERR_IO, "%s: %s", path, strerror(errno));
+        return err(ERR_IO, "%s: %s", path,
+                   errno == EINVAL ? "not a regular file" : strerror(errno));
     char *text = mem_alloc(FILE_MAX + 2);
     size_t len = fread(text, 1, FILE_MAX + 1, f);
     status st = ferror(f) ? err(ERR_IO, "%s: cannot be read", path) : OK;

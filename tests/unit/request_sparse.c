@@ -11,9 +11,39 @@ static size_t digest_bytes(const struct kv_geometry *geo, const struct digest_de
     return digest_offset(d) + d->parts * kinds * geo->head_dim;
 }
 
+/* Somebody who validates requests looks at nothing but what there is. */
+static size_t known_bytes(const struct kv_geometry *geo, uint32_t heads)
+{
+    return (size_t)geo->head_dim * heads;
+}
+#define ABSENT(op)                                                \
+    static void op(struct backend *be, const struct op##_args *a) \
+    {                                                             \
+        (void)be, (void)a;                                        \
+        CHECK(!"called");                                         \
+    }
+ABSENT(seal)
+ABSENT(unpermute)
+ABSENT(score)
+ABSENT(known)
+ABSENT(resolve)
+static void select_(struct backend *be, const struct select_args *a)
+{
+    (void)be, (void)a;
+    CHECK(!"called");
+}
+
 static void serve(const char *plugin, const char *const *options, uint32_t n_options)
 {
-    static const struct backend_ops ops = {.name = "cpu", .digest_bytes = digest_bytes};
+    static const struct backend_ops ops = {.name = "cpu",
+                                           .digest_bytes = digest_bytes,
+                                           .seal = seal,
+                                           .unpermute = unpermute,
+                                           .score = score,
+                                           .known_bytes = known_bytes,
+                                           .known = known,
+                                           .select = select_,
+                                           .resolve = resolve};
     static const struct backend be = {&ops};
     const struct kv_geometry geo = {
         .block_rows = 8, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 2048};
