@@ -234,7 +234,9 @@ status kv_seq_grow(struct kv *kv, struct kv_seq *s, uint32_t n_rows)
 {
     uint32_t want = kv_blocks_for(kv, n_rows);
     CHECK(want <= s->max_blocks && s->residence != KV_PAUSED && kv->sealing == NULL);
-    uint32_t leaving = kv_uses(kv, LANE_STREAM) ? ring_leaving(kv, s, s->own->step_end) : 0;
+    /* Grown before for rows that were not run then: they may still come first. */
+    uint32_t from = n_rows > s->own->step_end ? s->own->step_end : s->own->step_begin;
+    uint32_t leaving = kv_uses(kv, LANE_STREAM) ? ring_leaving(kv, s, from) : 0;
     if (want > s->n_blocks) {
         TRY(check_room(kv, s, want - s->n_blocks, leaving));
         TRY(kv_seq_reserve(kv, s, want));

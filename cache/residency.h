@@ -2,7 +2,7 @@
  *
  * Used by cache/kv.c alone; the engine thread owns everything here. The header of a set is the host's;
  * its arrays are backend memory, since the device reads and writes them in a step, and the host changes
- * them between steps through the backend's queue. Statistics are as they were at a sync: on the CPU now,
+ * them between steps through the backend's queue. Statistics are as they were at a sync or wait: on the CPU now,
  * on a device a step or more ago. */
 #ifndef CACHE_RESIDENCY_H
 #define CACHE_RESIDENCY_H

@@ -777,7 +777,7 @@ static void settle_step(struct engine *e)
         e->n_failed = 0;
     else
         hear_failed_step(e);
-    /* While the device is idle for a moment anyway; only where HBM is getting short. */
+    /* Between two steps, or behind the one ahead; only where HBM is getting short. */
     if (e->cfg.write_behind && st == OK && hbm_is_short(e))
         (void)kv_write_behind(e->kv, behind_blocks(e));
     uint64_t now = clock_us();

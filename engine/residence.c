@@ -407,8 +407,9 @@ static void share_budgets(struct sched *s)
 
 void residence_balance(struct sched *s)
 {
-    if (s->n_steps % RESIDENCE_EVERY != 0)
+    if (s->n_steps - s->looked_at < RESIDENCE_EVERY)
         return;
+    s->looked_at = s->n_steps;
     restore_one(s);
     share_budgets(s);
 }

@@ -50,8 +50,9 @@ struct sched {
     uint64_t preemptions, queried_tokens, cached_tokens;
 
     /* residence.c */
-    uint64_t n_steps, spilled_at; /* planned since start; when the last spill was */
-    uint64_t n_retired;           /* times somebody running had to go, one way or another */
+    uint64_t n_steps;               /* since start: planned, or launched ahead */
+    uint64_t spilled_at, looked_at; /* when the last spill was; when budgets were last looked at */
+    uint64_t n_retired;             /* times somebody running had to go, one way or another */
     uint64_t segments_sealed, segments_found;
     double headroom; /* most predicted time to fetch misses, as a share of step_us; 0: off */
     bool loose;      /* the backend's */

@@ -276,6 +276,7 @@ bool step_ahead(struct step *st)
     }
     next->n_decodes = next->n_plan;
     st->n_ahead++;
+    st->sched->n_steps++;
     queue(st, next);
     return true;
 }
@@ -378,7 +379,7 @@ static void settle_seq(struct step *st, const struct flight *f, uint32_t i, uint
         finish(st, q, DONE_LENGTH, 0);
 }
 
-/* Nothing of what is in flight came to be. */
+/* Nothing of what is in flight came to be, and nothing that was queued with it, for whomever: copies, seals. */
 static void fail_all(struct step *st)
 {
     for (; st->n_flights > 0;
@@ -388,6 +389,8 @@ static void fail_all(struct step *st)
             if (f->plan[i] != NULL)
                 finish(st, f->plan[i], DONE_DEVICE, 0);
     }
+    while (st->sched->n_running > 0)
+        finish(st, st->sched->running[0], DONE_DEVICE, 0);
     kv_drop_prefixes(
         st->kv); /* segments are offered when their seal is queued: it may not have run */
 }

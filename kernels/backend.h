@@ -334,7 +334,7 @@ enum hot_kind {
     HOT_MOVE,   /* slots [0, n_slots) from the arrays of `old` */
     HOT_DECAY,  /* halves the distances that were counted; begin: how often that was done before */
     HOT_READ, /* statistics of all lanes to the host's memory `to`; then *arrived grows by one: at once
-                   on the CPU, else in a sync or a free once it has happened. Before the set's stats are
+                   on the CPU, else in a sync, a wait or a free once it has happened. Before the set's stats are
                    freed both stay where they are. */
 };
 
@@ -409,7 +409,7 @@ struct sample_row {
     const float *bias;       /* [n_bias], added */
     const uint32_t *history; /* [n_history] prompt then output ids; read only if a penalty is on */
     uint32_t n_banned, n_bias, n_prompt, n_history;
-    /* results, valid after sync */
+    /* results, valid after sync or wait */
     uint32_t token, rank; /* rank: 1 + number of tokens with a larger raw logit */
     float logprob;        /* of token: log-softmax of the raw logits */
     bool bad;             /* a logit was NaN, or none was finite: token is undefined */
@@ -442,7 +442,8 @@ struct backend_ops {
     void (*free)(struct backend *be, void *p, size_t bytes);
     void (*copy)(struct backend *be, void *dst, const void *src, size_t bytes);
     status (*sync)(struct backend *be); /* waits; the first error since the last sync */
-    /* submit: what was queued begins to run, as one step, and what arguments pointed to is free again; but the
+    /* After an error only sync may follow, until it has said so.
+     * submit: what was queued begins to run, as one step, and what arguments pointed to is free again; but the
      * rows of `sample`, whose results are there when `wait`, which waits for the oldest step submitted,
      * returns. At most two are submitted at a time; sync waits for both. NULL, both: only sync. */
     void (*submit)(struct backend *be);
@@ -509,7 +510,7 @@ struct mock_options {
     uint32_t
         eos_every; /* every n-th output position of a sequence draws token eos_token; 0: never */
     uint32_t eos_token, first_token, n_tokens; /* tokens cycle through [first_token, + n_tokens) */
-    uint32_t fail_step;  /* this sync, counted from 1, returns ERR_DEVICE; 0: none */
+    uint32_t fail_step;  /* this step, counted from 1, returns ERR_DEVICE; 0: none */
     uint32_t fail_count; /* and so many in all do, from there on; 0 and 1: only that */
     const char *trace; /* file for the time of every step's end (uint64_t, clock_us); NULL: none */
 };

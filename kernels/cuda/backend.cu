@@ -154,10 +154,13 @@ static status cuda_wait(struct backend *be)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     use_device(b);
-    uint64_t ended = cuda_step_wait(b);
+    uint64_t ended;
+    if (!cuda_step_wait(b, &ended)) /* somebody has waited for everything */
+        return take_error(b);
     cuda_hot_settle(b, ended);
     cuda_resolve_settle(b);
-    (void)cuda_sample_settle(b, ended, b->error == OK);
+    while (cuda_sample_settle(b, ended, b->error == OK))
+        ;
     return take_error(b);
 }
 

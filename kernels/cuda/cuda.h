@@ -112,7 +112,8 @@ void cuda_flush(struct cuda_backend *b);
 void cuda_step_end(struct cuda_backend *b);
 /* The operations; the wait without results and errors. */
 void cuda_submit(struct backend *be);
-uint64_t cuda_step_wait(struct cuda_backend *b); /* the number of the step that has ended */
+/* *ended: the number of the step; false: none was submitted. */
+bool cuda_step_wait(struct cuda_backend *b, uint64_t *ended);
 
 /* ---- operations ---- */
 

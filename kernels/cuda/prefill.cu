@@ -65,7 +65,8 @@ struct cuda_prefill {
     uint32_t n_plans, least_rows;
     void *q, *o, *kv, *lse, *workspace; /* scratch */
     size_t q_bytes, o_bytes, kv_bytes, lse_bytes, workspace_bytes;
-    bool no_memory; /* there was none for scratch: never again */
+    bool no_memory;    /* there was none for scratch: never again */
+    uint64_t promised; /* 1 + the last step in which it took rows */
 };
 
 namespace
@@ -372,6 +373,9 @@ bool reserve_all(struct cuda_backend *b, const struct attend_args *a, const stru
                 reserve(b, &f->lse, &f->lse_bytes, (size_t)a->heads * k->rows * sizeof(float)) &&
                 reserve(b, &f->workspace, &f->workspace_bytes, WORKSPACE_BYTES);
     f->no_memory = !good;
+    if (!good &&
+        f->promised == b->n_steps + 1) /* rows of this step are in nobody else's list: it fails */
+        (void)cuda_ok(b, cudaErrorMemoryAllocation, "attention of a prompt");
     return good;
 }
 
@@ -456,6 +460,7 @@ bool cuda_prefill_takes(struct cuda_backend *b, const struct attend_args *a,
         if (k.kv_heads == 0 || find_plan(f, &k) == NULL || !reserve_all(b, a, &k, end))
             return false;
     }
+    f->promised = b->n_steps + 1;
     return true;
 }
 

@@ -172,7 +172,7 @@ const struct cuda_row *cuda_rows(struct cuda_backend *b, const struct kv_geometr
                                  uint32_t *segments)
 {
     struct staged known = *find_staged(b->step, rows);
-    if (known.n < n) {
+    if (known.n != n) {
         known.n = n;
         known.bucket = (uint32_t)cuda_bucket(n);
         known.segments = 0;
@@ -256,6 +256,7 @@ static void upload(struct cuda_backend *b)
 
 void cuda_flush(struct cuda_backend *b)
 {
+    cuda_ok(b, cudaSetDevice(b->device), "cudaSetDevice"); /* the thread's, once a step */
     upload(b);
     replay_run(b->step->replay, b);
 }
@@ -264,6 +265,8 @@ void cuda_flush(struct cuda_backend *b)
 static void begin_anew(struct cuda_backend *b)
 {
     struct cuda_step *s = b->step;
+    if (s->head != NULL && s->head->next != NULL) /* the step submitted reads them */
+        cuda_ok(b, cudaStreamSynchronize(b->stream), "staging");
     b->n_steps++;
     s->used = 0;
     s->n_staged = 0;
@@ -301,16 +304,16 @@ void cuda_submit(struct backend *be)
     begin_anew(b);
 }
 
-uint64_t cuda_step_wait(struct cuda_backend *b)
+bool cuda_step_wait(struct cuda_backend *b, uint64_t *ended)
 {
     struct cuda_step *s = b->step;
-    uint64_t oldest = b->n_steps - s->n_submitted;
     if (s->n_submitted == 0)
-        return oldest;
+        return false;
+    *ended = b->n_steps - s->n_submitted;
     cuda_ok(b, cudaEventSynchronize(s->done[s->turn ^ (s->n_submitted & 1)]), "a step");
     if (--s->n_submitted == 0)
         replay_settle(s->replay);
-    return oldest;
+    return true;
 }
 
 status cuda_step_open(struct cuda_backend *b)

@@ -350,6 +350,33 @@ static void dram_is_used_as_it_comes(void)
     ok(rig_held_bytes == 0, "and the arenas are given back");
 }
 
+/* A step that was prepared ahead and then not run: its sequence grows again, by the same row. */
+static void a_ring_keeps_what_the_next_row_attends(void)
+{
+    enum { SINKS = 16, RECENT = 128, FIRST = 300, LAST = 900 };
+    const uint8_t classes[2] = {LANE_DENSE, LANE_STREAM};
+    struct lane_place lanes[2];
+    struct kv_config cfg = {.geo = kv_geometry_make(R, 1, 2, 4)};
+    struct kv_seq s;
+    uint32_t n_bad = 0, n_hit;
+    kv_geometry_classify(&cfg.geo, classes, lanes, SINKS, RECENT);
+    cfg.blocks[LANE_DENSE][KV_HBM] = 1000 / R + 1;
+    cfg.blocks[LANE_STREAM][KV_HBM] = 400 / R;
+    CHECK(kv_create(&kv, &rig_backend, &cfg) == OK);
+    const struct kv_open o = {.tokens = toks, .n = 1, .max_rows = LAST + 2};
+    CHECK(kv_seq_open(kv, &s, &o, 0, &n_hit) == OK && kv_seq_grow(kv, &s, FIRST) == OK);
+    for (uint32_t row = FIRST; row < LAST; row++) {
+        CHECK(kv_seq_grow(kv, &s, row + 1) == OK); /* ahead: refused for somebody else's sake */
+        kv_seq_settle(kv, &s, row);
+        CHECK(kv_seq_grow(kv, &s, row + 1) == OK); /* planned */
+        for (uint32_t b = (row + 1 - RECENT) / 64 * 64 / R; b <= row / R; b++)
+            n_bad += s.table[LANE_STREAM][b] >= cfg.blocks[LANE_STREAM][KV_HBM];
+    }
+    ok(n_bad == 0, "R=%u: a row grown for twice finds its window", R);
+    kv_seq_close(kv, &s);
+    kv_destroy(kv);
+}
+
 int main(void)
 {
     static const uint32_t rows[] = {8, 16};
@@ -364,6 +391,7 @@ int main(void)
         the_end_of_the_oldest_chain_goes_first();
         a_block_in_use_is_never_the_victim();
         two_writers_of_one_text_end_up_sharing();
+        a_ring_keeps_what_the_next_row_attends();
         colliding_hashes_are_misses();
         counters_tell_the_hit_rate();
         dram_is_used_as_it_comes();
