@@ -121,11 +121,12 @@ static void audit_entry(const struct kv *kv, const struct kv_seq *s, uint32_t i)
     const struct block *b = kv_block(kv, s->own->blocks[i]);
     part_mask m = kv_seq_needs(kv, s, i, s->residence);
     for (int c = 0; c < LANE_CLASSES; c++) {
-        CHECK((s->table[c] != NULL) == kv_uses(kv, (enum lane_class)c));
+        const block_id *table = s->table[c];
+        CHECK((table != NULL) == kv_uses(kv, (enum lane_class)c));
         if (m & PART(c, KV_HBM))
-            CHECK(s->table[c][i] == b->at[c][KV_HBM]);
+            CHECK(table != NULL && table[i] == b->at[c][KV_HBM]);
         if (m & PART(c, KV_DRAM))
-            CHECK(s->table[c][i] == (b->at[c][KV_DRAM] | BLOCK_IN_DRAM));
+            CHECK(table != NULL && table[i] == (b->at[c][KV_DRAM] | BLOCK_IN_DRAM));
     }
 }
 
