@@ -174,13 +174,13 @@ $(B)/kernels/cuda/dtype.o: kernels/dtype.c $(B)/flags
 	$(Q)$(CC) $(filter-out -fPIE,$(CFLAGS)) -fPIC -fvisibility=hidden -c $< -o $@
 $(B)/libspind_cuda.so: $(CUDA_OBJ)
 	$(call show,SO,$@)
-	$(Q)$(NVCC) -shared -cudart static $^ -lcublas -lcublasLt -o $@ \
+	$(Q)$(NVCC) -shared -cudart static $^ -lcublasLt -o $@ \
 	    -Xlinker --exclude-libs=ALL,--as-needed,-z,relro,-z,now,-rpath,'$$ORIGIN:/usr/local/cuda/lib64:$(CUDA_HOME)/lib64'
 # Measures kernels inside the library, so it links them.
 $(B)/tests/cuda/bench_%: tests/cuda/bench_%.cu $(CUDA_OBJ) $(B)/libspind.a
 	@mkdir -p $(@D)
 	$(call show,NVCC,$@)
-	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(CUDA_OBJ) $(B)/libspind.a -lcublas -lcublasLt -lpthread -lm -o $@
+	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(CUDA_OBJ) $(B)/libspind.a -lcublasLt -lpthread -lm -o $@
 .PHONY: cuda-tests cuda-benches test-cuda kbench dist
 CUDA_BENCHES := $(patsubst tests/%,$(B)/tests/%,$(basename $(wildcard tests/cuda/bench_*.cu tests/cuda/bench_*.c)))
 cuda-benches: $(B)/libspind_cuda.so $(CUDA_BENCHES)

@@ -188,8 +188,6 @@ static void cuda_close(struct backend *be)
     cuda_hot_close(b);
     cuda_tier_close(b);
     cuda_step_close(b);
-    if (b->blas != NULL)
-        cublasDestroy(b->blas);
     if (b->stream != NULL)
         cudaStreamDestroy(b->stream);
     mem_free(b);
@@ -283,11 +281,6 @@ static status open_parts(struct cuda_backend *b)
 {
     if (!cuda_ok(b, cudaStreamCreate(&b->stream), "stream"))
         return err(b->error, "%s", b->text);
-    cublasStatus_t blas = cublasCreate(&b->blas);
-    if (blas == CUBLAS_STATUS_SUCCESS)
-        blas = cublasSetStream(b->blas, b->stream);
-    if (blas != CUBLAS_STATUS_SUCCESS)
-        return err(ERR_DEVICE, "cuda: cuBLAS does not start: %s", cublasGetStatusString(blas));
     TRY(cuda_step_open(b));
     TRY(cuda_linear_open(b));
     TRY(cuda_attend_open(b));

@@ -9,7 +9,6 @@
 #include "kernels/backend.h"
 #include "kernels/core/hot_set.h"
 
-#include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -19,9 +18,8 @@ struct cuda_backend {
     bool eager;    /* no graphs */
     bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
     cudaStream_t stream;
-    cublasHandle_t blas; /* on `stream`, bf16 inputs, float sums and outputs */
-    uint64_t n_steps;    /* ended or submitted: the number of the one that is being queued */
-    status error;        /* sticks until sync; its text is in `text` */
+    uint64_t n_steps; /* ended or submitted: the number of the one that is being queued */
+    status error;     /* sticks until sync; its text is in `text` */
     char text[256], description[160];
     struct cuda_step *step;         /* step.cu */
     struct cuda_linear *linear;     /* linear.cu */
