@@ -1,5 +1,5 @@
 /* The DRAM arena: memory of the host that the device copies from and to at the speed of the bus, and that
- * kernels read (gather.cu). It must be pinned for that, which takes 0.4 s per GiB, so a thread does it
+ * kernels read (gather.cu). It must be pinned for that, which takes 0.24 s per GiB beside an H200, so a thread does it
  * behind the start: addresses are there at once, and [0, ready) of them may be used. Huge pages keep the
  * translation of addresses cheap on both sides.
  *

@@ -1,4 +1,4 @@
-"""--device: what a GPU that cannot do everything yet refuses, and how auto chooses. In the place of the CUDA
+"""--device: what a GPU that cannot do everything refuses, and how auto chooses. In the place of the CUDA
 backend is a library that computes on the CPU (tests/plugin/dense-cuda.c), loaded the same way."""
 import os
 import subprocess

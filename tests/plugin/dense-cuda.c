@@ -1,5 +1,6 @@
 /* Stands in for libspind_cuda.so where no GPU is: the CPU backend behind the name and the table of the
- * CUDA backend, without what that does not have yet. With FAULT_* it is one that must be refused.
+ * CUDA backend, without plug-ins and, unless asked for one, without a second tier: what a device lacks is
+ * refused, or auto takes the CPU, and this shows it. With FAULT_* it is one that must be refused.
  *
  * STAND_IN_FAILS=N: from its N-th sync on the device is broken. STAND_IN_DRAM=N: it has a second tier, of
  * which each look finds N MiB more; with a minus before it, no more than that ever comes. */
