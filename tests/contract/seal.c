@@ -1,5 +1,5 @@
 /* Sealing: every row once, digests against float64, the same bits everywhere, and back again. */
-#include "tests/digest_rig.h"
+#include "tests/seal_checks.h"
 #include "tests/tap.h"
 
 #include <stdio.h>
@@ -39,35 +39,7 @@ static struct rig *sealed(const char *isa, uint32_t threads, struct rig_shape s,
     return r;
 }
 
-static const uint16_t *positions(const struct rig *r, uint32_t segment, uint32_t lane)
-{
-    return (const uint16_t *)(const void *)rig_record(r, segment, lane);
-}
-
 /* ---- order ------------------------------------------------------------------------------------- */
-
-static bool rows_are_a_permutation(const struct rig *r)
-{
-    bool good = true;
-    for (uint32_t lane = 0; lane < r->s.layers * r->s.kv_heads; lane++)
-        for (uint32_t seg = 0; seg < r->s.segments; seg++) {
-            const uint16_t *p = positions(r, seg, lane);
-            uint8_t seen[SEGMENT_ROWS] = {0};
-            for (uint32_t i = 0; i < SEGMENT_ROWS; i++) {
-                good &= p[i] < SEGMENT_ROWS && !seen[p[i]];
-                seen[p[i] % SEGMENT_ROWS] = 1;
-                good &= seg > 0 || i >= rig_sink_rows(r) || p[i] == i;
-                uint32_t at = seg * SEGMENT_ROWS + i, was = seg * SEGMENT_ROWS + p[i];
-                for (uint32_t c = 0; c < r->s.dim; c++) {
-                    good &= *rig_at(r, r->blocks, lane, at, c, false) ==
-                            f32_to_bf16(rig_key(lane, was, c));
-                    good &= *rig_at(r, r->blocks, lane, at, c, true) ==
-                            f32_to_bf16(rig_value(lane, was, c));
-                }
-            }
-        }
-    return good;
-}
 
 static void every_row_is_stored_once(void)
 {
@@ -75,36 +47,14 @@ static void every_row_is_stored_once(void)
         {8, 1, 2, 64, 2}, {16, 1, 1, 128, 1}, {32, 1, 1, 64, 2}, {8, 1, 1, 36, 1}};
     for (uint32_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct rig *r = sealed("auto", 1, shapes[i], wave(shapes[i].rows, 1));
-        ok(rows_are_a_permutation(r), "bisection stores every row once, R = %u, head_dim %u",
-           shapes[i].rows, shapes[i].dim);
+        ok(rows_are_a_permutation(r, rig_key),
+           "bisection stores every row once, R = %u, head_dim %u", shapes[i].rows, shapes[i].dim);
         rig_close(r);
         r = sealed("auto", 1, shapes[i], kmeans());
-        ok(rows_are_a_permutation(r), "k-means stores every row once, R = %u, head_dim %u",
+        ok(rows_are_a_permutation(r, rig_key), "k-means stores every row once, R = %u, head_dim %u",
            shapes[i].rows, shapes[i].dim);
         rig_close(r);
     }
-}
-
-/* Squared distances of rows to the mean of their partition, summed. */
-static double spread(const struct rig *r, uint32_t lane)
-{
-    double sum = 0, *k = rig_keys(r, r->blocks, lane, false);
-    uint32_t dim = r->s.dim;
-    for (uint32_t seg = 0; seg < r->s.segments; seg++)
-        for (uint32_t p = 0; p < r->desc.parts; p++) {
-            uint32_t first, n = digest_rows(rig_record(r, seg, lane), &r->desc, p, &first);
-            for (uint32_t c = 0; c < dim && n > 0; c++) {
-                const double *x = k + ((size_t)seg * SEGMENT_ROWS + first) * dim + c;
-                double mean = 0, squares = 0;
-                for (uint32_t i = 0; i < n; i++) {
-                    mean += x[(size_t)i * dim] / n;
-                    squares += x[(size_t)i * dim] * x[(size_t)i * dim];
-                }
-                sum += squares - n * mean * mean;
-            }
-        }
-    mem_free(k);
-    return sum;
 }
 
 static void clusters_are_tighter_than_neighbours_in_time(void)
@@ -235,99 +185,6 @@ static void bisection_is_the_one_of_the_reference(void)
 
 /* ---- digests ------------------------------------------------------------------------------------ */
 
-/* Greatest distance of a stored vector from `want`, in steps of its channel. */
-static double off_by(const struct digest_vectors *v, const struct rig *r, uint32_t p,
-                     const double *want)
-{
-    double worst = 0;
-    for (uint32_t c = 0; c < r->s.dim; c++) {
-        double step = v->step[c] > 0 ? v->step[c] : 1e-9;
-        double d = fabs(digest_vector_get(v, r->s.dim, p, c) - want[c]) / step;
-        worst = d > worst ? d : worst;
-    }
-    return worst;
-}
-
-struct worst {
-    double vectors, coarse, values;
-    bool outliers; /* every outlier is the farthest row */
-};
-
-/* Of one lane and segment, by definition, from the rows as stored. */
-static void check_digests(const struct rig *r, uint32_t seg, uint32_t lane, struct worst *w)
-{
-    struct digest_layout l = digest_layout_of(r->s.dim, &r->desc);
-    const uint8_t *record = rig_record(r, seg, lane);
-    uint32_t dim = r->s.dim, outliers = r->desc.outliers;
-    double *k = rig_keys(r, r->blocks, lane, false), *v = rig_keys(r, r->blocks, lane, true);
-    double *means = mem_alloc((size_t)r->desc.parts * dim * sizeof *means);
-    uint8_t *has = mem_alloc(r->desc.parts);
-    for (uint32_t p = 0; p < r->desc.parts; p++) {
-        uint32_t first, n = digest_rows(record, &r->desc, p, &first);
-        double mean[DIGEST_MAX_DIM] = {0}, value[DIGEST_MAX_DIM] = {0}, best[3] = {-1, -1, -1};
-        uint32_t far[3] = {0};
-        const double *x = k + ((size_t)seg * SEGMENT_ROWS + first) * dim;
-        const double *y = v + ((size_t)seg * SEGMENT_ROWS + first) * dim;
-        has[p] = n > 0 && (seg > 0 || first + n > rig_sink_rows(r));
-        if (!has[p])
-            continue;
-        for (uint32_t i = 0; i < n * dim; i++) {
-            mean[i % dim] += x[i] / n;
-            value[i % dim] += y[i] / n;
-        }
-        for (uint32_t i = 0; i < n && outliers > 0; i++) {
-            double d = 0;
-            for (uint32_t c = 0; c < dim; c++)
-                d += (x[i * dim + c] - mean[c]) * (x[i * dim + c] - mean[c]);
-            uint32_t at = outliers;
-            for (; at > 0 && d > best[at - 1]; at--) {
-                best[at] = best[at - 1];
-                far[at] = far[at - 1];
-            }
-            best[at] = d;
-            far[at] = i;
-        }
-        double *rest = means + (size_t)p * dim;
-        for (uint32_t c = 0; c < dim; c++) {
-            rest[c] = mean[c] * n;
-            for (uint32_t o = 0; o < outliers; o++)
-                rest[c] -= x[far[o] * dim + c];
-            rest[c] /= n - outliers;
-        }
-        for (uint32_t o = 0; o <= outliers; o++) {
-            struct digest_vectors vectors = digest_vectors_of(record, &l, o);
-            double d = off_by(&vectors, r, p, o == 0 ? rest : x + (size_t)far[o - 1] * dim);
-            w->vectors = d > w->vectors ? d : w->vectors;
-        }
-        double top = 0;
-        for (uint32_t c = 0; c < dim; c++)
-            top = fabs(value[c]) > top ? fabs(value[c]) : top;
-        for (uint32_t c = 0; c < dim; c++) {
-            double got = (double)digest_value_scale(record, &l, p) * digest_value(record, &l, p)[c];
-            double d = fabs(got - value[c]) / (top / 127);
-            w->values = d > w->values ? d : w->values;
-        }
-    }
-    for (uint32_t g = 0; l.coarse != 0 && g < r->desc.parts / DIGEST_COARSE; g++) {
-        struct digest_vectors vectors = digest_vectors_at(record + l.coarse, dim);
-        double mean[DIGEST_MAX_DIM] = {0};
-        uint32_t n = 0;
-        for (uint32_t p = g * DIGEST_COARSE; p < (g + 1) * DIGEST_COARSE; p++) {
-            for (uint32_t c = 0; c < dim && has[p]; c++)
-                mean[c] += means[(size_t)p * dim + c];
-            n += has[p];
-        }
-        for (uint32_t c = 0; c < dim && n > 0; c++)
-            mean[c] /= n;
-        double d = n > 0 ? off_by(&vectors, r, g, mean) : 0;
-        w->coarse = d > w->coarse ? d : w->coarse;
-    }
-    mem_free(means);
-    mem_free(has);
-    mem_free(k);
-    mem_free(v);
-}
-
 static void digests_are_what_they_say(void)
 {
     struct {
@@ -344,7 +201,7 @@ static void digests_are_what_they_say(void)
         struct worst w = {0};
         for (uint32_t lane = 0; lane < r->s.layers * r->s.kv_heads; lane++)
             for (uint32_t seg = 0; seg < r->s.segments; seg++)
-                check_digests(r, seg, lane, &w);
+                check_lane(r, seg, lane, &w);
         ok(w.vectors < 0.51, "centroids and outliers within half a step of float64: %s",
            cases[i].name);
         ok(w.coarse < 0.51, "coarse digests within half a step: %s", cases[i].name);

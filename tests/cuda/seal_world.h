@@ -5,7 +5,7 @@
 #define TESTS_CUDA_SEAL_WORLD_H
 
 #include "kernels/cuda_api.h"
-#include "tests/digest_rig.h"
+#include "tests/seal_checks.h"
 #include "tests/tap.h"
 
 #include <stdio.h>
@@ -13,8 +13,6 @@
 static struct backend *gpu;
 static struct kv_geometry geometries[256]; /* backends know them by address: none is used twice */
 static uint32_t n_geometries;
-
-typedef float row_function(uint32_t lane, uint32_t row, uint32_t c);
 
 struct world {
     struct rig *cpu, *dev;   /* dev: what came back from the device */
