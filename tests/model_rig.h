@@ -6,6 +6,7 @@
 
 #include "engine/model/model.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,6 +126,31 @@ static inline const char *rig_model_path(void)
     }
     fclose(f);
     return path;
+}
+
+static inline uint32_t rig_best(const float *logits, uint32_t vocab)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 1; i < vocab; i++)
+        if (logits[i] > logits[at])
+            at = i;
+    return at;
+}
+
+/* KL(golden || ours) in nats, over the k best of a golden row and the rest of it. */
+static inline double rig_kl(uint32_t k, const uint16_t *ids, const float *logp, float rest_logp,
+                            const float *logits, uint32_t vocab)
+{
+    double max = (double)logits[rig_best(logits, vocab)], all = 0, top = 0, kl = 0;
+    for (uint32_t i = 0; i < vocab; i++)
+        all += exp((double)logits[i] - max);
+    for (uint32_t i = 0; i < k; i++) {
+        double q = exp((double)logits[ids[i]] - max) / all;
+        top += q;
+        kl += exp((double)logp[i]) * ((double)logp[i] - log(q));
+    }
+    double rest = (double)rest_logp;
+    return kl + exp(rest) * (rest - log(1.0 - top));
 }
 
 #endif

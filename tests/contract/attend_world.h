@@ -429,6 +429,22 @@ static void poison_stream(const struct world *w, struct batch_seq *b, block_id *
     b->blocks[LANE_STREAM] = table;
 }
 
+static struct attend_plans plans_of(const struct set *t, const struct set_arrays *a)
+{
+    return (struct attend_plans){.desc = t->desc,
+                                 .rows = a->rows,
+                                 .n_rows = a->n_rows,
+                                 .page_cap = a->page_cap,
+                                 .estimate_cap = a->estimate_cap,
+                                 .stride = a->stride,
+                                 .pages = a->pages,
+                                 .masks = t->masks ? a->masks : NULL,
+                                 .n_pages = a->n_pages,
+                                 .estimates = a->estimates,
+                                 .n_estimates = a->n_estimates,
+                                 .scores = a->scores};
+}
+
 /* One batch: rows [from[i], to[i]) of sequence order[i]; what it gives goes to r. */
 static void run_batch(struct world *w, uint32_t n, const uint32_t *order, const uint32_t *from,
                       const uint32_t *to, struct results *r)
@@ -458,18 +474,7 @@ static void run_batch(struct world *w, uint32_t n, const uint32_t *order, const 
             for (uint32_t k = 0; k < seqs[i].n_rows; k++)
                 add_plan_row(w, &arrays[t], q, seqs[i].first_row + k, from[i] + k);
         }
-        plans[t] = (struct attend_plans){.desc = w->sets[t].desc,
-                                         .rows = arrays[t].rows,
-                                         .n_rows = arrays[t].n_rows,
-                                         .page_cap = arrays[t].page_cap,
-                                         .estimate_cap = arrays[t].estimate_cap,
-                                         .stride = arrays[t].stride,
-                                         .pages = arrays[t].pages,
-                                         .masks = w->sets[t].masks ? arrays[t].masks : NULL,
-                                         .n_pages = arrays[t].n_pages,
-                                         .estimates = arrays[t].estimates,
-                                         .n_estimates = arrays[t].n_estimates,
-                                         .scores = arrays[t].scores};
+        plans[t] = plans_of(&w->sets[t], &arrays[t]);
     }
     float *qkv = mem_alloc(n_rows * width * sizeof *qkv);
     float *out = mem_alloc(n_rows * out_width * sizeof *out);

@@ -53,30 +53,10 @@ static void free_model(struct golden *g)
     mem_free(g->rest_logp);
 }
 
-static uint32_t best(const float *logits, uint32_t vocab)
-{
-    uint32_t at = 0;
-    for (uint32_t i = 1; i < vocab; i++)
-        if (logits[i] > logits[at])
-            at = i;
-    return at;
-}
-
-/* KL(golden || ours) over the k best and the rest, in nats. */
 static double kl_of(const struct golden *g, size_t pos, const float *logits)
 {
-    const uint16_t *ids = g->top_ids + pos * g->k;
-    const float *logp = g->top_logp + pos * g->k;
-    double max = (double)logits[best(logits, g->vocab)], all = 0, top = 0, kl = 0;
-    for (uint32_t i = 0; i < g->vocab; i++)
-        all += exp((double)logits[i] - max);
-    for (uint32_t i = 0; i < g->k; i++) {
-        double q = exp((double)logits[ids[i]] - max) / all;
-        top += q;
-        kl += exp((double)logp[i]) * ((double)logp[i] - log(q));
-    }
-    double rest = (double)g->rest_logp[pos];
-    return kl + exp(rest) * (rest - log(1.0 - top));
+    return rig_kl(g->k, g->top_ids + pos * g->k, g->top_logp + pos * g->k, g->rest_logp[pos],
+                  logits, g->vocab);
 }
 
 static struct model *load(struct backend *be, const struct golden *g)
@@ -95,7 +75,7 @@ static bool is_best(const struct golden *g, size_t pos, const float *row, uint32
 {
     const uint16_t *ids = g->top_ids + pos * g->k;
     const float *logp = g->top_logp + pos * g->k;
-    uint32_t at = best(row, g->vocab), i = 0;
+    uint32_t at = rig_best(row, g->vocab), i = 0;
     while (i < g->k && ids[i] != at)
         i++;
     *n_same += i == 0;

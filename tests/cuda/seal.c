@@ -166,7 +166,7 @@ static void clear_clusters_are_found(void)
         }
 }
 
-/* ---- digests by definition, from the rows as the device stored them ---- */
+/* ---- digests by definition, from the rows as the device stored them (tests/seal_checks.h) ---- */
 
 static void digests_are_what_they_say(void)
 {
