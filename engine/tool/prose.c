@@ -124,6 +124,11 @@ static const char *word(struct prose *p, char slot)
     }
 }
 
+static void capitalise(char *s)
+{
+    *s = (char)toupper((unsigned char)*s);
+}
+
 /* Fills the slots of a frame; {r} brings slots of its own. */
 static size_t fill(struct prose *p, const char *frame, char *out, size_t room)
 {
@@ -143,7 +148,7 @@ static size_t fill(struct prose *p, const char *frame, char *out, size_t room)
             while (*w && n + 1 < room)
                 out[n++] = *w++;
         if (slot == 'T')
-            out[at] = (char)toupper((unsigned char)out[at]);
+            capitalise(out + at);
     }
     out[n] = '\0';
     return n;
