@@ -113,11 +113,6 @@ void attention_destroy(struct attention *at)
     mem_free(at);
 }
 
-size_t attention_bytes(const struct attention *at)
-{
-    return at->buffer_bytes + at->max_rows * sizeof *at->rows;
-}
-
 void attention_record(struct attention *at, attention_recorder *record, void *arg)
 {
     at->record = record;

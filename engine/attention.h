@@ -25,8 +25,7 @@ struct attention;
  * changes no result. */
 status attention_create(struct attention **out, struct backend *be, const struct kv_memory *kv,
                         uint32_t heads, float scale, uint32_t max_rows, uint32_t max_positions);
-void attention_destroy(struct attention *at);       /* every instance must have been released */
-size_t attention_bytes(const struct attention *at); /* of its buffers, for the memory plan's line */
+void attention_destroy(struct attention *at); /* every instance must have been released */
 
 /* The instance for a choice that sparse_choice_check accepted, with a reference: one for each
  * different choice that somebody holds. NULL: no memory, or digests larger than the process was

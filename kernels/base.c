@@ -109,20 +109,6 @@ static struct arena_chunk *arena_add_chunk(struct arena *a, size_t need)
     return c;
 }
 
-void arena_reset(struct arena *a)
-{
-    if (a->head == NULL)
-        return;
-    struct arena_chunk *keep = a->head;
-    for (struct arena_chunk *c = keep->next, *next; c != NULL; c = next) {
-        next = c->next;
-        free(c);
-    }
-    keep->next = NULL;
-    keep->used = 0;
-    a->total_bytes = keep->size;
-}
-
 void arena_fini(struct arena *a)
 {
     for (struct arena_chunk *c = a->head, *next; c != NULL; c = next) {

@@ -81,7 +81,6 @@ struct arena {
 };
 
 void arena_init(struct arena *a, size_t chunk_bytes, size_t max_bytes); /* allocates nothing yet */
-void arena_reset(struct arena *a);                                      /* keeps one chunk */
 void arena_fini(struct arena *a);
 void *arena_alloc(struct arena *a, size_t count, size_t size,
                   size_t align);                                /* zeroed; NULL: full */

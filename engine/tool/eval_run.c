@@ -263,11 +263,6 @@ const struct kv_memory *eval_run_memory(const struct eval_run *r)
     return &r->kv;
 }
 
-uint32_t eval_run_length(const struct eval_run *r)
-{
-    return r->n;
-}
-
 /* ---- the sequence ---- */
 
 /* Back to n positions: sealed forms of segments that reach behind them are no longer right, and those

@@ -42,7 +42,6 @@ void eval_run_close(struct eval_run *r); /* NULL is allowed */
 const struct model_info *eval_run_info(const struct eval_run *r);
 const struct tokenizer *eval_run_tokenizer(const struct eval_run *r);
 const struct kv_memory *eval_run_memory(const struct eval_run *r);
-uint32_t eval_run_length(const struct eval_run *r); /* positions held */
 
 /* The sequence becomes these n tokens, computed densely. What it begins with and was computed before
  * is not computed again. */
