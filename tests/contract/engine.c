@@ -45,6 +45,7 @@ struct ask {
     uint32_t n_prompt, max_tokens, min_tokens, stop, first;
     uint64_t leader;
     int32_t logprobs, prompt_logprobs;
+    float presence; /* a penalty: steps of such an answer are not launched ahead */
 };
 
 static void submit(struct engine *e, uint64_t id, const struct ask *a)
@@ -56,16 +57,17 @@ static void submit(struct engine *e, uint64_t id, const struct ask *a)
     while ((s = mailbox_reserve(m, TO_ENGINE, bytes)) == NULL)
         mailbox_wake_engine(m);
     struct msg_head head = s->head;
-    *s = (struct msg_submit){.head = head,
-                             .id = id,
-                             .leader = a->leader,
-                             .params = {.top_p = 1, .repetition_penalty = 1, .seed = 1},
-                             .n_prompt = a->n_prompt,
-                             .n_stop = n_stop,
-                             .max_tokens = a->max_tokens,
-                             .min_tokens = a->min_tokens,
-                             .logprobs = a->logprobs - 1,
-                             .prompt_logprobs = a->prompt_logprobs - 1};
+    *s = (struct msg_submit){
+        .head = head,
+        .id = id,
+        .leader = a->leader,
+        .params = {.top_p = 1, .repetition_penalty = 1, .presence_penalty = a->presence, .seed = 1},
+        .n_prompt = a->n_prompt,
+        .n_stop = n_stop,
+        .max_tokens = a->max_tokens,
+        .min_tokens = a->min_tokens,
+        .logprobs = a->logprobs - 1,
+        .prompt_logprobs = a->prompt_logprobs - 1};
     s->head.kind = MSG_SUBMIT;
     uint32_t *arrays = (uint32_t *)(s + 1);
     for (uint32_t i = 0; i < a->n_prompt; i++)
@@ -331,6 +333,22 @@ static void end_tokens_and_min_tokens(void)
     engine_destroy(e);
 }
 
+/* Whoever cannot go ahead holds the others' next step back after they were prepared for it. */
+static void stream_lanes_beside_an_answer_that_waits(void)
+{
+    struct engine_config cfg = config();
+    struct ear ear = {0};
+    cfg.heads = (struct head_policy_config){.name = "streaming", .sinks = 16, .recent = 128};
+    struct engine *e = start(&cfg);
+    submit(e, 1, &(struct ask){.n_prompt = 40, .max_tokens = 700});
+    submit(e, 2, &(struct ask){.n_prompt = 70, .max_tokens = 700, .presence = 1});
+    submit(e, 3, &(struct ask){.n_prompt = 10, .max_tokens = 500});
+    listen_until(e, &ear, 3);
+    ok(ear.tokens[1] == 700 && ear.tokens[2] == 700 && ear.tokens[3] == 500 && ear.failed == 0,
+       "answers with STREAM lanes and a penalty end whole");
+    engine_destroy(e);
+}
+
 static void quitting_with_work_left_does_not_hang(void)
 {
     struct engine_config cfg = config();
@@ -353,6 +371,7 @@ int main(void)
     a_failed_step_ends_its_requests_and_the_engine_goes_on();
     an_engine_whose_device_is_gone_says_so_and_ends();
     end_tokens_and_min_tokens();
+    stream_lanes_beside_an_answer_that_waits();
     quitting_with_work_left_does_not_hang();
     return tap_done();
 }

@@ -1,6 +1,7 @@
 /* Any bytes as the body of each endpoint, under both strictnesses. What is accepted must be inside
  * every bound that the engine relies on; what is refused must say so in valid JSON. */
 #include "api/request_fields.h"
+#include "tests/catalog_rig.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -19,20 +20,13 @@ void exchange_reply(struct exchange *x, const struct reply *r)
     (void)r;
 }
 
-static size_t digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d)
-{
-    return digest_offset(d) + (size_t)d->parts * geo->head_dim * (1 + d->outliers);
-}
-
 static void set_up_catalog(void)
 {
-    static const struct backend_ops ops = {.name = "fuzz", .digest_bytes = digest_bytes};
-    static const struct backend be = {&ops};
     const struct kv_geometry geo = {
         .block_rows = 16, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 4096};
     const struct catalog_wish w = {.plugin = "wave", .budget = 0.1, .top_p = 1, .interval = 1};
     struct sparse_choice c;
-    CHECK(catalog_choose(&w, &c) == OK && catalog_make(&catalog, &be, &geo, &c, 100) == OK);
+    CHECK(catalog_choose(&w, &c) == OK && catalog_make(&catalog, &rig_plans, &geo, &c, 100) == OK);
 }
 
 static void set_up(void)

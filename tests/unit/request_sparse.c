@@ -1,50 +1,12 @@
 /* The extension "sparse" of a request: what it sets, what it leaves to the server, and the exact text
  * of every refusal. */
+#include "tests/catalog_rig.h"
 #include "tests/request_rig.h"
 
 static struct catalog catalog;
 
-/* As the CPU's. */
-static size_t digest_bytes(const struct kv_geometry *geo, const struct digest_desc *d)
-{
-    size_t kinds = d->kind == DIGEST_BOUNDS ? 4 : 1 + d->outliers + (d->values ? 1 : 0);
-    return digest_offset(d) + d->parts * kinds * geo->head_dim;
-}
-
-/* Somebody who validates requests looks at nothing but what there is. */
-static size_t known_bytes(const struct kv_geometry *geo, uint32_t heads)
-{
-    return (size_t)geo->head_dim * heads;
-}
-#define ABSENT(op)                                                \
-    static void op(struct backend *be, const struct op##_args *a) \
-    {                                                             \
-        (void)be, (void)a;                                        \
-        CHECK(!"called");                                         \
-    }
-ABSENT(seal)
-ABSENT(unpermute)
-ABSENT(score)
-ABSENT(known)
-ABSENT(resolve)
-static void select_(struct backend *be, const struct select_args *a)
-{
-    (void)be, (void)a;
-    CHECK(!"called");
-}
-
 static void serve(const char *plugin, const char *const *options, uint32_t n_options)
 {
-    static const struct backend_ops ops = {.name = "cpu",
-                                           .digest_bytes = digest_bytes,
-                                           .seal = seal,
-                                           .unpermute = unpermute,
-                                           .score = score,
-                                           .known_bytes = known_bytes,
-                                           .known = known,
-                                           .select = select_,
-                                           .resolve = resolve};
-    static const struct backend be = {&ops};
     const struct kv_geometry geo = {
         .block_rows = 8, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 2048};
     const struct catalog_wish w = {.plugin = plugin,
@@ -55,7 +17,7 @@ static void serve(const char *plugin, const char *const *options, uint32_t n_opt
                                    .interval = 1};
     struct sparse_choice c;
     CHECK(catalog_choose(&w, &c) == OK);
-    CHECK(catalog_make(&catalog, &be, &geo, &c, 100) == OK);
+    CHECK(catalog_make(&catalog, &rig_plans, &geo, &c, 100) == OK);
     info.catalog = &catalog;
 }
 
