@@ -107,6 +107,26 @@ CORE_FN struct digest_layout digest_layout_of(uint32_t dim, const struct digest_
     return l;
 }
 
+/* Can a segment of this geometry be digested so, with heads of at most max_dim numbers? */
+CORE_FN bool digest_takes(const struct kv_geometry *g, const struct digest_desc *d,
+                          uint32_t max_dim)
+{
+    uint32_t pages = SEGMENT_ROWS / g->block_rows;
+    bool shape = g->head_dim % 4 == 0 && g->head_dim <= max_dim &&
+                 (g->block_rows == 8 || g->block_rows == 16 || g->block_rows == 32);
+    bool parts = d->parts >= 1 && d->parts <= SEGMENT_ROWS && d->outliers < DIGEST_KINDS;
+    if (!shape || !parts)
+        return false;
+    if (d->order == ORDER_KMEANS
+            ? d->outliers != 0
+            : SEGMENT_ROWS % d->parts != 0 || SEGMENT_ROWS / d->parts <= d->outliers)
+        return false;
+    if (d->order == ORDER_BISECT && d->parts != pages)
+        return false;
+    return d->kind != DIGEST_CODES ||
+           (d->order != ORDER_KMEANS && d->outliers == 0 && d->parts == pages);
+}
+
 /* ---- the lane's part of a record ---- */
 
 CORE_FN uint8_t *digest_lane(const struct kv_memory *kv, uint32_t record, uint32_t layer,

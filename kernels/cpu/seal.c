@@ -39,22 +39,6 @@ size_t cpu_digest_bytes(const struct kv_geometry *geo, const struct digest_desc 
     return digest_layout_of(geo->head_dim, d).bytes;
 }
 
-static void check_desc(const struct kv_geometry *g, const struct digest_desc *d)
-{
-    CHECK(g->head_dim % 4 == 0 && g->head_dim <= DIGEST_MAX_DIM);
-    CHECK(g->block_rows == 8 || g->block_rows == 16 || g->block_rows == 32);
-    CHECK(d->parts >= 1 && d->parts <= SEGMENT_ROWS && d->outliers < DIGEST_KINDS);
-    if (d->order == ORDER_KMEANS)
-        CHECK(d->outliers == 0);
-    else
-        CHECK(SEGMENT_ROWS % d->parts == 0 && SEGMENT_ROWS / d->parts > d->outliers);
-    if (d->order == ORDER_BISECT)
-        CHECK(d->parts == SEGMENT_ROWS / g->block_rows);
-    if (d->kind == DIGEST_CODES)
-        CHECK(d->order != ORDER_KMEANS && d->outliers == 0 &&
-              d->parts == SEGMENT_ROWS / g->block_rows);
-}
-
 /* ---- seal ---------------------------------------------------------------------------------- */
 
 struct seal_call {
@@ -106,7 +90,7 @@ void cpu_seal(struct backend *be, const struct seal_args *a)
                           .a = a,
                           .layout = digest_layout_of(g->head_dim, &a->desc),
                           .n_lanes = g->layers * g->kv_heads};
-    check_desc(g, &a->desc);
+    CHECK(digest_takes(g, &a->desc, DIGEST_MAX_DIM));
     CHECK(a->desc.kind == DIGEST_NONE || c.layout.bytes <= a->kv->record_lane_bytes);
     grow_scratch(b->seal_scratch, seal_work_floats(g->head_dim, &a->desc), pool_threads(b->pool));
     pool_run(b->pool, seal_worker, &c);

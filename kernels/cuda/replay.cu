@@ -260,8 +260,11 @@ static void capture(struct memory *m, const struct list *l, struct cuda_backend 
 {
     cudaGraph_t graph = NULL;
     status before = b->error;
-    if (!cuda_ok(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed), "capture"))
+    if (cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) {
+        (void)cudaGetLastError();
+        m->never = true;
         return;
+    }
     run_all(l, b, NULL);
     cudaError_t e = cudaStreamEndCapture(b->stream, &graph);
     if (e == cudaSuccess && b->error == before)

@@ -78,22 +78,6 @@ void run_seal(struct cuda_backend *b, const void *params)
         seal_codes(b, c);
 }
 
-void check_desc(const struct kv_geometry *g, const struct digest_desc *d)
-{
-    CHECK(g->head_dim % 4 == 0 && g->head_dim <= SEAL_MAX_DIM);
-    CHECK(g->block_rows == 8 || g->block_rows == 16 || g->block_rows == 32);
-    CHECK(d->parts >= 1 && d->parts <= SEGMENT_ROWS && d->outliers < DIGEST_KINDS);
-    if (d->order == ORDER_KMEANS)
-        CHECK(d->outliers == 0);
-    else
-        CHECK(SEGMENT_ROWS % d->parts == 0 && SEGMENT_ROWS / d->parts > d->outliers);
-    if (d->order == ORDER_BISECT)
-        CHECK(d->parts == SEGMENT_ROWS / g->block_rows);
-    if (d->kind == DIGEST_CODES)
-        CHECK(d->order != ORDER_KMEANS && d->outliers == 0 &&
-              d->parts == SEGMENT_ROWS / g->block_rows);
-}
-
 /* Rows of the sinks' pages in a segment: whole pages at the start of the context. */
 uint32_t sink_rows_of(const struct kv_geometry *g, const struct digest_desc *d, uint32_t segment)
 {
@@ -174,7 +158,7 @@ void cuda_seal(struct backend *be, const struct seal_args *a)
     const struct digest_layout l = digest_layout_of(g->head_dim, &a->desc);
     struct seal_call c;
     memset(&c, 0, sizeof c);
-    check_desc(g, &a->desc);
+    CHECK(digest_takes(g, &a->desc, SEAL_MAX_DIM));
     CHECK(a->desc.kind == DIGEST_NONE || l.bytes <= a->kv->record_lane_bytes);
     c.n_lanes = g->layers * g->kv_heads;
     c.dim = g->head_dim;

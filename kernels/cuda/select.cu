@@ -153,7 +153,8 @@ __device__ void head_maxima(struct select_shared *s, const struct lane_work *w,
     for (uint32_t h = threadIdx.x; h < group; h += T) {
         uint32_t top = max_of_ranks(&s->top[h], keys->ranks);
         s->shift[h] = top > 0 ? -LOG2E * rank_of(top) : INFINITY;
-        s->factor[h] = rank_of(top); /* for now */
+        s->factor[h] =
+            rank_of(top); /* the greatest; head_sums() needs it, and puts the factor here */
     }
     __syncthreads();
 }
