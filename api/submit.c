@@ -164,24 +164,25 @@ static void fill_submit(struct msg_submit *m, struct choice *ch)
     const struct request *r = call->r;
     const struct request_prompt *p = &r->prompts[ch->prompt];
     uint32_t i = ch->index % r->n;
-    m->head.kind = MSG_SUBMIT;
-    m->id = ch->id;
-    m->leader = i > 0 ? call->choices[ch->index - i].id : 0;
-    memcpy(m->salt, r->salt, sizeof m->salt);
-    m->arrival_us = call->arrival_us;
-    m->sparse = p->n_ids < r->sparse_min_context ? catalog_dense() : r->sparse;
-    m->params = r->params;
-    m->params.choice = i; /* the seed is common: choices differ by this */
-    m->n_prompt = p->n_ids;
-    m->n_stop = call->n_stop_ids;
-    m->n_bias = r->n_bias;
-    m->max_tokens = ch->max_tokens;
-    m->min_tokens = r->min_tokens;
     int32_t top = r->top_logprobs > 0 ? r->top_logprobs : 0;
-    m->logprobs = r->logprobs ? top : -1;
-    m->prompt_logprobs = -1;
-    if (ch->wants_scores)
-        m->prompt_logprobs = r->prompt_logprobs;
+    /* All of it at once: the ring's memory holds what an older message left there. */
+    *m = (struct msg_submit){
+        .head = {.kind = MSG_SUBMIT, .bytes = m->head.bytes},
+        .id = ch->id,
+        .leader = i > 0 ? call->choices[ch->index - i].id : 0,
+        .salt = {r->salt[0], r->salt[1]},
+        .arrival_us = call->arrival_us,
+        .params = r->params,
+        .n_prompt = p->n_ids,
+        .n_stop = call->n_stop_ids,
+        .n_bias = r->n_bias,
+        .max_tokens = ch->max_tokens,
+        .min_tokens = r->min_tokens,
+        .logprobs = r->logprobs ? top : -1,
+        .prompt_logprobs = ch->wants_scores ? r->prompt_logprobs : -1,
+        .sparse = p->n_ids < r->sparse_min_context ? catalog_dense() : r->sparse,
+    };
+    m->params.choice = i; /* the seed is common: choices differ by this */
     if (ch->echo_scores && m->logprobs > m->prompt_logprobs)
         m->prompt_logprobs = m->logprobs;
     uint32_t *ids = (uint32_t *)(m + 1);

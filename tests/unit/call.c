@@ -150,6 +150,8 @@ static void stop_ids_are_told_but_end_tokens_are_not(void)
     rig_start(&g, &x, REQUEST_COMPLETION,
               "{\"prompt\":\"ab\",\"stop_token_ids\":[33],\"max_tokens\":50}");
     is_int(g.last.n_stop, 2, "the engine stops at the client's id and at the model's");
+    ok(g.last.n_filled == 0 && g.last.leader == 0 && g.last.pad == 0,
+       "what it does not ask is not what an older message asked");
     rig_say(&g, g.ids[0], "hi!", 0);
     rig_done(&g, g.ids[0], DONE_STOP, 33, 3);
     calls_flush(&g.a);
