@@ -222,6 +222,11 @@ uint32_t kv_available(const struct kv *kv)
     return least;
 }
 
+bool kv_has_dram(const struct kv *kv)
+{
+    return kv->place[kv->main][KV_DRAM].n > 0;
+}
+
 uint32_t kv_dram_available(const struct kv *kv)
 {
     return kv_places_available(kv, kv->main, KV_DRAM);

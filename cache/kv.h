@@ -177,6 +177,8 @@ uint32_t kv_available(const struct kv *kv);
 /* HBM blocks that spilling s to n_slots would free; 0 if it cannot be spilled (RESIDENT only, layout
  * seals, DRAM has room for what is missing). */
 uint32_t kv_spill_gain(const struct kv *kv, const struct kv_seq *s, uint32_t n_slots);
+/* There is a second tier, or will be: it may come behind the start (kv_poll). */
+bool kv_has_dram(const struct kv *kv);
 /* DRAM blocks free or evictable. */
 uint32_t kv_dram_available(const struct kv *kv);
 

@@ -62,7 +62,7 @@ static uint32_t preset_slots(const struct sched *s, const struct sequence *q)
 
 bool residence_can_spill(const struct sched *s, const struct sequence *q)
 {
-    if (q->in == NULL || !s->has_dram)
+    if (q->in == NULL || !kv_has_dram(s->kv))
         return false;
     uint32_t longest = q->n_prompt + q->max_tokens;
     return attention_min_slots(q->in, kv_geometry(s->kv), longest) <= HOT_MAX_SLOTS;

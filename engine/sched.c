@@ -10,15 +10,12 @@
 void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t max_seqs,
                 uint32_t max_rows, bool prefix_caching)
 {
-    struct kv_counts c;
     CHECK(max_seqs > 0 && max_rows >= max_seqs);
-    kv_counts(kv, &c);
     *s = (struct sched){.kv = kv,
                         .at = at,
                         .max_seqs = max_seqs,
                         .max_rows = max_rows,
                         .prefix_caching = prefix_caching,
-                        .has_dram = c.total[KV_DRAM] > 0,
                         .n_buckets = 1024,
                         .blocked_at = SCHED_NOT_BLOCKED};
     s->running = mem_alloc(max_seqs * sizeof *s->running);
@@ -258,6 +255,7 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
         if (opens)
             kv_seq_close(s->kv, &q->kv);
         s->blocked_at = kv_available(s->kv);
+        s->blocked_dram = kv_dram_available(s->kv);
         return BLOCKED;
     }
     if (opens)
@@ -266,6 +264,13 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
     if (q->scheduled_us == 0)
         q->scheduled_us = now_us;
     return ADMITTED;
+}
+
+/* Nothing has changed since the queue's head did not fit. */
+static bool still_blocked(const struct sched *s)
+{
+    return s->blocked_at != SCHED_NOT_BLOCKED && s->n_running > 0 &&
+           kv_available(s->kv) <= s->blocked_at && kv_dram_available(s->kv) <= s->blocked_dram;
 }
 
 /* In order of submission; the first that does not fit holds back those behind it, so that a large
@@ -278,8 +283,7 @@ static void admit_waiting(struct sched *s, uint64_t now_us,
         next = q->next;
         if (waits_for_leader(s, q))
             continue;
-        if (s->blocked_at != SCHED_NOT_BLOCKED && kv_available(s->kv) <= s->blocked_at &&
-            s->n_running > 0)
+        if (still_blocked(s))
             return;
         bool first_time = q->scheduled_us == 0;
         switch (admit(s, q, now_us)) {
@@ -388,7 +392,16 @@ static void plan_decodes(struct sched *s)
     }
 }
 
-/* The prompt to serve next: one passed over too often, else the one with the least left. may_score:
+/* Younger prompts may pass one with as many rows as it has itself, and with those of some steps. So who
+ * comes back to a long conversation does not wait for other people's documents, and a document takes at
+ * most twice its time. */
+static bool is_due(const struct sched *s, const struct sequence *q)
+{
+    uint64_t some = (uint64_t)SCHED_MAX_BYPASS * s->max_rows, own = q->n_tokens - q->n_cached;
+    return q->passed_rows >= (own > some ? own : some);
+}
+
+/* The prompt to serve next: one that was passed too often, else the one with the least left. may_score:
  * logits rows are left for those that want every position scored. */
 static struct sequence *next_prompt(const struct sched *s, bool may_score)
 {
@@ -397,8 +410,7 @@ static struct sequence *next_prompt(const struct sched *s, bool may_score)
         struct sequence *q = s->running[i];
         if (q->n_scheduled > 0 || (!may_score && sequence_scores_prompt(q)) || sequence_fills(q))
             continue;
-        bool due = q->n_bypassed >= SCHED_MAX_BYPASS;
-        bool best_due = best != NULL && best->n_bypassed >= SCHED_MAX_BYPASS;
+        bool due = is_due(s, q), best_due = best != NULL && is_due(s, best);
         if (best == NULL || (due && (!best_due || q->order < best->order)) ||
             (!due && !best_due && sequence_left(q) < sequence_left(best)))
             best = q;
@@ -406,19 +418,14 @@ static struct sequence *next_prompt(const struct sched *s, bool may_score)
     return best;
 }
 
-/* Who got nothing while a younger prompt got a chunk has been passed over once more. */
-static void count_bypassed(struct sched *s)
+/* Who got nothing while younger prompts did has been passed by their rows. */
+static void count_passed(struct sched *s)
 {
-    uint64_t served = 0; /* order of the youngest prompt in the plan */
-    for (uint32_t i = 0; i < s->n_plan; i++)
-        if (!sequence_decodes(s->plan[i]) && s->plan[i]->order > served)
-            served = s->plan[i]->order;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q->n_scheduled > 0)
-            q->n_bypassed = 0;
-        else if (q->order < served)
-            q->n_bypassed++;
+        for (uint32_t k = s->plan_decodes; q->n_scheduled == 0 && k < s->n_plan; k++)
+            if (s->plan[k]->order > q->order)
+                q->passed_rows += s->plan[k]->n_scheduled;
     }
 }
 
@@ -434,7 +441,7 @@ static void plan_prompts(struct sched *s)
         }
         plan_add(s, q, rows);
     }
-    count_bypassed(s);
+    count_passed(s);
 }
 
 /* Rows that are made up come in steps of their own (a measurement's first ones). */

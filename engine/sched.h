@@ -1,9 +1,10 @@
 /* The scheduler: which sequences compute which rows in the next step. Engine thread only.
  *
  * Decode first: every running answer gets its row. What is left of the step's rows goes to prompts
- * in chunks, the shortest remainder first; one that younger prompts have overtaken MAX_BYPASS times
- * is served before those that were not, oldest first. So a long prompt delays running answers by at
- * most one chunk, short prompts pass long ones, and none waits for ever.
+ * in chunks, the shortest remainder first; one that younger prompts have passed with as many rows as it
+ * has, and with MAX_BYPASS steps' rows at least, is served before the others, oldest first. So a long
+ * prompt delays running answers by at most one chunk, short prompts pass long ones, and none waits for
+ * ever.
  *
  * Blocks: a sequence is admitted when its prompt and a first stretch of output fit beside what those
  * already running will still need by the same rule; or, where sequences attend by plan, when all of
@@ -23,7 +24,7 @@
 #include "engine/sequence.h"
 
 enum {
-    SCHED_MAX_BYPASS = 8,
+    SCHED_MAX_BYPASS = 8, /* steps full of younger prompts pass even a short one */
     SCHED_MAX_PREEMPTIONS = 2,
     SCHED_FIRST_OUTPUT = 256, /* output tokens whose blocks must be there at admission */
     SCHED_SCORED_ROWS = 64,   /* prompt rows per step whose logits are wanted (prompt_logprobs) */
@@ -35,7 +36,7 @@ struct sched {
     struct kv *kv;
     struct attention *at;        /* seals; NULL: nothing attends by plan */
     uint32_t max_seqs, max_rows; /* per step */
-    bool prefix_caching, has_dram;
+    bool prefix_caching;
     struct sequence *first, *last; /* waiting, in order of submission */
     struct sequence **running;     /* [n_running], in order of admission */
     struct sequence **plan;        /* [n_plan] of running: in the step, decodes first */
@@ -45,8 +46,9 @@ struct sched {
     struct sequence **buckets; /* id table */
     uint32_t n_buckets;
     uint32_t n_sequences;
-    uint32_t blocked_at; /* kv_available when the queue's head last did not fit; NOT_BLOCKED */
-    status why_refused;  /* of the last sequence that was */
+    uint32_t blocked_at;   /* kv_available when the queue's head last did not fit; NOT_BLOCKED */
+    uint32_t blocked_dram; /* kv_dram_available then */
+    status why_refused;    /* of the last sequence that was */
     uint64_t preemptions, queried_tokens, cached_tokens;
 
     /* residence.c */

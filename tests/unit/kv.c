@@ -331,6 +331,7 @@ static void dram_is_used_as_it_comes(void)
     size_t block = cfg.geo.block_bytes[LANE_SPARSE];
     CHECK(kv_create(&kv, &be, &cfg) == OK);
     is_int(dram_now(), 0, "at the start there is no block of DRAM");
+    ok(kv_has_dram(kv), "though there is a tier of it");
     growing.ready = 2 * block - 1;
     is_int(dram_now(), 1, "one that is not there whole does not count");
     growing.ready = 3 * block;
