@@ -282,6 +282,15 @@ static void watch_dram(struct engine *e)
     e->dram_told = c.dram_ready;
 }
 
+/* What the device has to say. */
+static void hear_device(const struct engine *e)
+{
+    const char *text;
+    bool bad = false;
+    while (e->be->ops->news != NULL && (text = e->be->ops->news(e->be, &bad)) != NULL)
+        log_line(bad ? LOG_WARN : LOG_INFO, "device: %s", text);
+}
+
 static void *engine_thread(void *arg)
 {
     struct engine *e = arg;
@@ -290,6 +299,7 @@ static void *engine_thread(void *arg)
     while (!e->quit && e->n_failed < MAX_FAILED_STEPS) {
         hear_all(e);
         watch_dram(e);
+        hear_device(e);
         uint64_t now = clock_us();
         if (e->step.n_flights == 0 && sched_plan(&e->sched, now, tell_admitted, tell_refused, e)) {
             e->step_from = now;

@@ -269,30 +269,55 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
     memcpy(e->info.end_ids, mi->end_ids, sizeof e->info.end_ids);
 }
 
-/* One real row through the whole model: touches every weight and finds a broken device before the
- * first client does. */
-static status warm_up(struct engine *e)
+/* Some real rows through the whole model; draws: and a token. */
+static status warm_rows(struct engine *e, uint32_t n_rows, bool draws)
 {
-    const uint32_t token = 0, row = 0;
-    const struct kv_open o = {.tokens = &token, .n = 1, .max_rows = 1};
+    const uint32_t last = n_rows - 1;
+    uint32_t *tokens = mem_alloc(n_rows * sizeof *tokens);
+    const struct kv_open o = {.tokens = tokens, .n = n_rows, .max_rows = n_rows};
+    struct sample_row drawn = {.target = SAMPLE_DRAW, .n_top = -1, .params = {.top_p = 1}};
     struct kv_seq seq = {0};
     uint32_t n_hit;
-    TRY(kv_seq_open(e->kv, &seq, &o, 0, &n_hit));
-    TRY(kv_seq_grow(e->kv, &seq, 1));
-    struct batch_seq bs = {.n_rows = 1};
-    for (int c = 0; c < LANE_CLASSES; c++)
-        bs.blocks[c] = seq.table[c];
-    const struct batch b = {.kv = kv_memory(e->kv),
-                            .n_rows = 1,
-                            .n_seqs = 1,
-                            .n_logits = 1,
-                            .tokens = &token,
-                            .seqs = &bs,
-                            .logit_rows = &row};
-    model_forward(e->model, &b);
-    status st = e->be->ops->sync(e->be);
+    status st = kv_seq_open(e->kv, &seq, &o, 0, &n_hit);
+    if (st != OK)
+        goto out;
+    if ((st = kv_seq_grow(e->kv, &seq, n_rows)) == OK) {
+        struct batch_seq bs = {.n_rows = n_rows};
+        for (int c = 0; c < LANE_CLASSES; c++)
+            bs.blocks[c] = seq.table[c];
+        const struct batch b = {.kv = kv_memory(e->kv),
+                                .n_rows = n_rows,
+                                .n_seqs = 1,
+                                .n_logits = 1,
+                                .tokens = tokens,
+                                .seqs = &bs,
+                                .logit_rows = &last};
+        const void *logits = model_forward(e->model, &b);
+        const struct sample_args sample = {.logits = logits,
+                                           .vocab = model_info(e->model)->shape.vocab,
+                                           .n_rows = 1,
+                                           .rows = &drawn};
+        if (draws)
+            e->be->ops->sample(e->be, &sample);
+        st = e->be->ops->sync(e->be);
+    }
     kv_seq_close(e->kv, &seq);
+out:
+    mem_free(tokens);
     return st;
+}
+
+/* One row touches every weight and finds a broken device before the first client does. A device with memory of its
+ * own also loads kernels when they are first used: more rows, for those of prompts. */
+static status warm_up(struct engine *e)
+{
+    static const uint32_t more[] = {2, 8, 16, 128};
+    const bool loads = e->be->ops->memory != NULL;
+    TRY(warm_rows(e, 1, loads));
+    for (size_t i = 0; i < ARRAY_LEN(more) && loads; i++)
+        if (more[i] <= e->cfg.max_batched_tokens && more[i] <= e->info.max_model_len)
+            TRY(warm_rows(e, more[i], true));
+    return OK;
 }
 
 static void *tier_alloc(struct backend *be, bool host, size_t bytes)

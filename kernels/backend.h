@@ -124,8 +124,9 @@ struct linear_args {
     enum linear_out mode;
     void *out; /* act; one output row per input row, in order, without gaps */
     /* A result that only one later linear reads, of the same rows: then a backend may keep it in a form of
-     * its own. to_linear: so is out (SWIGLU); from_linear: so is in (no norm, no list of rows). */
-    bool to_linear, from_linear;
+     * its own. to_linear: so is out (SWIGLU); from_linear: so is in (no norm, no list of rows). from_attend: so is
+     * in, which attend left behind an append with to_attend. */
+    bool to_linear, from_linear, from_attend;
 };
 
 /* What the architecture does to q, k and v: adds a bias, normalises every head of q and of k, each where
@@ -140,6 +141,9 @@ struct append_args {
     const float *bias;            /* [(heads + 2 kv_heads) * head_dim]; NULL: none */
     const float *q_norm, *k_norm; /* [head_dim] gains of RMSNorm, both or none; NULL: none */
     float norm_eps;
+    /* What reads q of rows that attend by position is the attend of this layer and these rows that follows, and
+     * what reads its result a linear with from_attend: then a backend may keep both in a form of its own. */
+    bool to_attend;
 };
 
 /* ---- sparse attention: digests, scores, selection, residency ----
@@ -437,6 +441,9 @@ struct backend_ops {
     void (*close)(struct backend *be);
     /* One line for the log: instruction set or device name, threads, memory. */
     const char *(*describe)(struct backend *be);
+    /* A line for the log that nobody has heard yet, or NULL: what was prepared behind the start, what is missing
+     * and makes it slow (*bad). Valid until the next call. NULL: it never has any. */
+    const char *(*news)(struct backend *be, bool *bad);
 
     void *(*alloc)(struct backend *be, size_t bytes); /* zeroed or fresh; NULL + err(ERR_MEMORY) */
     void (*free)(struct backend *be, void *p, size_t bytes);

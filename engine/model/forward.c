@@ -37,6 +37,8 @@ void model_release(struct model *m)
         *b[i].p = NULL;
     }
     model_fill_release(m);
+    mem_free(m->last_seqs);
+    m->last_seqs = NULL;
     m->max_rows = m->max_logits = 0;
 }
 
@@ -48,6 +50,7 @@ status model_reserve(struct model *m, uint32_t max_rows, uint32_t max_logits)
     m->max_rows = max_rows;
     m->max_logits = max_logits;
     list_buffers(m, max_rows, max_logits, b);
+    m->last_seqs = mem_alloc(max_logits * sizeof *m->last_seqs);
     for (int i = 0; i < N_BUFFERS; i++) {
         if ((*b[i].p = m->be->ops->alloc(m->be, b[i].bytes)) == NULL) {
             model_release(m);
@@ -83,7 +86,9 @@ static void feed_forward(struct model *m, const struct model_layer *l, void *x, 
     linear(m, &down);
 }
 
-static void project_and_append(struct model *m, const struct batch *b, uint32_t layer)
+/* to_attend: all rows go on from attention into a product. */
+static void project_and_append(struct model *m, const struct batch *b, uint32_t layer,
+                               bool to_attend)
 {
     const struct model_shape *s = &m->info.shape;
     const struct model_layer *l = &m->layers[layer];
@@ -107,7 +112,8 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
                                        .bias = l->qkv_bias,
                                        .q_norm = l->q_norm,
                                        .k_norm = l->k_norm,
-                                       .norm_eps = s->norm_eps};
+                                       .norm_eps = s->norm_eps,
+                                       .to_attend = to_attend};
     m->be->ops->append(m->be, &append);
 }
 
@@ -126,6 +132,32 @@ static void attend(struct model *m, const struct batch *b, uint32_t layer)
                                   .qkv = m->qkv,
                                   .out = m->att};
     m->be->ops->attend(m->be, &a);
+}
+
+/* Of a batch only the rows from a sequence's first that wants logits to its last: 8,191 of a prompt's last 8,192
+ * are nobody's. Nothing attends by plan. */
+static struct batch cut_to_logits(struct model *m, const struct batch *b)
+{
+    struct batch out = *b;
+    uint32_t next = 0, n_rows = 0;
+    out.seqs = m->last_seqs;
+    out.n_seqs = 0;
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        struct batch_seq q = b->seqs[i];
+        const uint32_t end = q.first_row + q.n_rows, first = next;
+        while (next < b->n_logits && b->logit_rows[next] < end)
+            next++;
+        if (next == first)
+            continue;
+        const uint32_t skip = b->logit_rows[first] - q.first_row;
+        q.first_row += skip;
+        q.first_pos += skip;
+        q.n_rows = b->logit_rows[next - 1] - q.first_row + 1;
+        m->last_seqs[out.n_seqs++] = q;
+        n_rows += q.n_rows;
+    }
+    CHECK(next == b->n_logits);
+    return n_rows == b->n_rows ? *b : out; /* all decode: the list of the other layers */
 }
 
 /* The last layer after its append, for the rows that want logits only. */
@@ -170,17 +202,22 @@ const void *model_forward(struct model *m, const struct batch *b)
                                         .in = m->att,
                                         .n_rows = b->n_rows,
                                         .mode = LINEAR_ADD,
-                                        .out = m->x};
-        project_and_append(m, b, i);
+                                        .out = m->x,
+                                        .from_attend = true};
+        project_and_append(m, b, i, true);
         attend(m, b, i);
         linear(m, &out);
         feed_forward(m, &m->layers[i], m->x, b->n_rows);
     }
-    project_and_append(m, b, last);
+    project_and_append(m, b, last, false);
     /* A row that attends by plan leaves its selection to later rows. */
     bool plans = b->attention != NULL && attention_rows(b->attention) > 0;
-    if (b->n_logits > 0 || plans)
+    if (plans) {
         attend(m, b, last);
+    } else if (b->n_logits > 0) {
+        const struct batch few = cut_to_logits(m, b);
+        attend(m, &few, last);
+    }
     if (b->n_logits > 0)
         finish_logit_rows(m, b);
     return m->logits;

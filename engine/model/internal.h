@@ -116,6 +116,7 @@ struct model {
     void *ff;     /* [max_rows][ff] */
     void *last;   /* [max_logits][hidden] rows that want logits, after the last attention */
     void *logits; /* [max_logits][vocab] */
+    struct batch_seq *last_seqs; /* [max_logits] what of a batch the last layer attends */
 
     /* fill.c; NULL: nothing was filled yet */
     void *noise; /* like qkv, of some more rows */

@@ -49,7 +49,7 @@ struct batch {
     uint32_t n_rows, n_seqs, n_logits;
     const uint32_t *tokens;       /* [n_rows] */
     const struct batch_seq *seqs; /* [n_seqs], rows in order without gaps */
-    const uint32_t *logit_rows;   /* [n_logits] rows whose logits are wanted */
+    const uint32_t *logit_rows;   /* [n_logits] rows whose logits are wanted, ascending */
     /* What attends, with the plans of this step's rows (engine/attention.h); NULL: every row attends
      * everything before it. */
     struct attention *attention;

@@ -4,13 +4,20 @@
  * Rows carry their position and their block of every class (attend_list.cu), so the kernel knows nothing
  * of sequences. */
 #include "kernels/cuda/attend_mma.h"
+#include "kernels/cuda/prefill.h"
 
 #include <string.h>
 
 namespace
 {
 
-enum { APPEND_THREADS = 512, APPEND_HEADS = APPEND_THREADS / 32, MAX_LANE_PAIRS = 8 };
+enum {
+    APPEND_THREADS = 512,
+    APPEND_HEADS = APPEND_THREADS / 32,
+    MAX_LANE_PAIRS = 8,
+    WIDE_THREADS = 256,
+    WIDE_ROWS = 64, /* so many are worth four pairs a thread */
+};
 
 struct append_call {
     const struct append_place *places;
@@ -20,9 +27,24 @@ struct append_call {
     uint32_t n_rows, block_rows, dim, heads, kv_heads;
     const float *cos, *sin;
     float *qkv;
+    __nv_bfloat16 *q; /* [n_rows][heads][dim] of the rows that go to cuda_prefill; NULL: none do */
     const float *bias, *q_norm, *k_norm; /* NULL: none */
     float norm_eps;
 };
+
+/* Where a head goes as bf16: to its page, or q to cuda_prefill. */
+__device__ __forceinline__ __nv_bfloat16 *half_place(const struct append_call &c,
+                                                     const struct append_place &at, uint32_t head)
+{
+    if (head < c.heads)
+        return c.q + ((size_t)at.row * c.heads + head) * c.dim;
+    uint32_t kv = head - c.heads, is_v = kv >= c.kv_heads;
+    uint32_t lane = c.lanes[kv - is_v * c.kv_heads], class_ = lane >> LANE_CLASS_SHIFT;
+    uint32_t index = lane & ((1u << LANE_CLASS_SHIFT) - 1);
+    return (__nv_bfloat16 *)(c.hbm[class_] + at.blocks[class_] * c.block_bytes[class_] +
+                             index * c.page_bytes) +
+           (size_t)(is_v * c.block_rows + at.pos % c.block_rows) * c.dim;
+}
 
 /* Rotates pair x of a head and puts it where it belongs. Products and sums round apart, as on the CPU. */
 __device__ __forceinline__ void put_pair(const struct append_call &c, const struct append_place &at,
@@ -35,19 +57,13 @@ __device__ __forceinline__ void put_pair(const struct append_call &c, const stru
         b = __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
         a = p;
     }
-    if (head < c.heads) {
+    if (head < c.heads && !(c.q != NULL && at.to_prefill)) {
         float *q = c.qkv + ((size_t)at.row * (c.heads + 2 * c.kv_heads) + head) * c.dim + x;
         q[0] = a;
         q[half] = b;
         return;
     }
-    uint32_t kv = head - c.heads, is_v = kv >= c.kv_heads;
-    uint32_t lane = c.lanes[kv - is_v * c.kv_heads], class_ = lane >> LANE_CLASS_SHIFT;
-    uint32_t index = lane & ((1u << LANE_CLASS_SHIFT) - 1);
-    __nv_bfloat16 *to =
-        (__nv_bfloat16 *)(c.hbm[class_] + at.blocks[class_] * c.block_bytes[class_] +
-                          index * c.page_bytes) +
-        (size_t)(is_v * c.block_rows + at.pos % c.block_rows) * c.dim + x;
+    __nv_bfloat16 *to = half_place(c, at, head) + x;
     to[0] = __float2bfloat16_rn(a);
     to[half] = __float2bfloat16_rn(b);
 }
@@ -66,6 +82,59 @@ __global__ void __launch_bounds__(APPEND_THREADS)
         return;
     const float *from = c.qkv + (size_t)at.row * n * 2 + (size_t)head * c.dim + x;
     put_pair(c, at, head, x, from[0], from[half]);
+}
+
+__device__ __forceinline__ float4 rotated(float4 a, float4 b, float4 cos, float4 sin, float sign)
+{
+    return make_float4(__fadd_rn(__fmul_rn(a.x, cos.x), sign * __fmul_rn(b.x, sin.x)),
+                       __fadd_rn(__fmul_rn(a.y, cos.y), sign * __fmul_rn(b.y, sin.y)),
+                       __fadd_rn(__fmul_rn(a.z, cos.z), sign * __fmul_rn(b.z, sin.z)),
+                       __fadd_rn(__fmul_rn(a.w, cos.w), sign * __fmul_rn(b.w, sin.w)));
+}
+
+__device__ __forceinline__ uint2 halves(float4 v)
+{
+    __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
+    return make_uint2(*(const uint32_t *)&low, *(const uint32_t *)&high);
+}
+
+/* A CTA has a row, a thread four neighbouring pairs of every so many heads, whose angles are the same. Bound by
+ * HBM: 4 bytes in per number, and 2 or (q that nobody wants as bf16) 4 out. Assumes dim % 8 == 0. Op: append, of
+ * many rows, with the bits of append_kernel. */
+__global__ void __launch_bounds__(WIDE_THREADS)
+    append_wide_kernel(const __grid_constant__ struct append_call c)
+{
+    const struct append_place at = c.places[blockIdx.x];
+    const uint32_t half = c.dim / 2, fours = half / 4, all = c.heads + 2 * c.kv_heads;
+    const uint32_t at_once = WIDE_THREADS / fours, x = threadIdx.x % fours * 4;
+    const uint32_t first = threadIdx.x / fours;
+    allow_next_kernel();
+    wait_for_kernel_before();
+    if (at.row == ~0u || first >= at_once)
+        return;
+    float *row = c.qkv + (size_t)at.row * all * c.dim + x;
+    const float4 cos = *(const float4 *)(c.cos + (size_t)at.pos * half + x);
+    const float4 sin = *(const float4 *)(c.sin + (size_t)at.pos * half + x);
+    const uint32_t floats = c.q != NULL && at.to_prefill ? 0 : c.heads; /* heads that stay so */
+#pragma unroll 4
+    for (uint32_t head = first; head < all; head += at_once) {
+        float4 *from = (float4 *)(row + head * c.dim),
+               *above = (float4 *)(row + head * c.dim + half);
+        float4 a = *from, b = *above;
+        if (head < c.heads + c.kv_heads) {
+            float4 low = rotated(a, b, cos, sin, -1);
+            b = rotated(b, a, cos, sin, 1);
+            a = low;
+        }
+        if (head < floats) {
+            *from = a;
+            *above = b;
+            continue;
+        }
+        __nv_bfloat16 *to = half_place(c, at, head) + x;
+        *(uint2 *)to = halves(a);
+        *(uint2 *)(to + half) = halves(b);
+    }
 }
 
 /* A warp has a head of a row, a lane the pairs lane, lane + 32, ... Bound as append_kernel. Assumes
@@ -116,6 +185,7 @@ void run_append(struct cuda_backend *b, const void *params)
 {
     const struct append_call *c = (const struct append_call *)params;
     bool by_head = c->bias != NULL || c->q_norm != NULL;
+    bool wide = !by_head && c->n_rows >= WIDE_ROWS && c->dim % 8 == 0 && c->dim <= 8 * WIDE_THREADS;
     uint32_t heads = c->heads + 2 * c->kv_heads;
     uint32_t n = by_head ? heads : heads * c->dim / 2,
              per_block = by_head ? APPEND_HEADS : APPEND_THREADS;
@@ -123,12 +193,17 @@ void run_append(struct cuda_backend *b, const void *params)
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
-    how.gridDim = dim3(c->n_rows, (n + per_block - 1) / per_block);
-    how.blockDim = dim3(APPEND_THREADS);
+    how.gridDim = dim3(c->n_rows, wide ? 1 : (n + per_block - 1) / per_block);
+    how.blockDim = dim3(wide ? WIDE_THREADS : APPEND_THREADS);
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&how, by_head ? append_heads_kernel : append_kernel, *c),
+    cuda_ok(b,
+            cudaLaunchKernelEx(&how,
+                               by_head ? append_heads_kernel
+                               : wide  ? append_wide_kernel
+                                       : append_kernel,
+                               *c),
             "append");
 }
 
@@ -142,7 +217,8 @@ void cuda_append(struct backend *be, const struct append_args *a)
     CHECK(g->head_dim <= 64 * MAX_LANE_PAIRS && (a->q_norm == NULL) == (a->k_norm == NULL));
     struct append_call c;
     memset(&c, 0, sizeof c);
-    c.places = append_places(b, a, &c.n_rows);
+    c.q = cuda_prefill_accept(b, a);
+    c.places = append_places(b, a, c.q != NULL, &c.n_rows);
     if (c.places == NULL)
         return;
     for (uint32_t h = 0; h < g->kv_heads; h++) {

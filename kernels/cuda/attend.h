@@ -170,6 +170,7 @@ bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t h
 struct append_place {
     uint32_t row, pos;             /* of the batch; position in its sequence */
     block_id blocks[LANE_CLASSES]; /* its blocks, where the class is used */
+    uint32_t to_prefill;           /* cuda_prefill_takes it */
 };
 
 struct attend_list {
@@ -185,9 +186,9 @@ void attend_lists_destroy(struct attend_lists *l);
 /* What the rows of these sequences attend by position in a layer: all but planned rows in SPARSE lanes.
  * Built by the first layer of a step with these lane classes. NULL after an error. */
 const struct attend_list *attend_list_get(struct cuda_backend *b, const struct attend_args *a);
-/* The places of the rows, by bucket; NULL after an error, or with *n 0. */
+/* The places of the rows, by bucket; marks: to_prefill is wanted. NULL after an error, or with *n 0. */
 const struct append_place *append_places(struct cuda_backend *b, const struct append_args *a,
-                                         uint32_t *n);
+                                         bool marks, uint32_t *n);
 
 /* ---- attend_few.cu, attend_many.cu, attend_merge.cu: commands; params: struct attend_call ---- */
 

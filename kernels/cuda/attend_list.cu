@@ -63,6 +63,7 @@ struct attend_lists {
     uint32_t n_built;
     struct room built_room, few, few_items, few_merges, many, many_items, many_merges, places;
     const struct batch_seq *placed; /* of the last append; NULL: none in this step */
+    bool marked;                    /* with to_prefill */
     uint32_t n_placed_seqs, n_places;
     const struct append_place *device_places;
 };
@@ -379,11 +380,11 @@ const struct attend_list *attend_list_get(struct cuda_backend *b, const struct a
 }
 
 const struct append_place *append_places(struct cuda_backend *b, const struct append_args *a,
-                                         uint32_t *n)
+                                         bool marks, uint32_t *n)
 {
     struct attend_lists *l = lists_of_step(b);
     uint32_t rows = a->kv->geo->block_rows, n_rows = 0;
-    if (l->placed == a->seqs && l->n_placed_seqs == a->n_seqs) {
+    if (l->placed == a->seqs && l->n_placed_seqs == a->n_seqs && (l->marked || !marks)) {
         *n = l->n_places;
         return l->device_places;
     }
@@ -397,9 +398,15 @@ const struct append_place *append_places(struct cuda_backend *b, const struct ap
     }
     const struct append_place *list = to;
     memset(to, 0, *n * sizeof *to);
+    struct attend_args like = {};
+    like.kv = a->kv;
+    like.layer = a->layer;
+    like.heads = a->heads;
     for (uint32_t s = 0; s < a->n_seqs; s++) {
         const struct batch_seq *q = &a->seqs[s];
+        const bool to_prefill = marks && q->n_rows > 0 && cuda_prefill_takes(b, &like, q);
         for (uint32_t i = 0; i < q->n_rows; i++, to++) {
+            to->to_prefill = to_prefill;
             to->row = q->first_row + i;
             to->pos = q->first_pos + i;
             for (int c = 0; c < LANE_CLASSES; c++)
@@ -413,6 +420,7 @@ const struct append_place *append_places(struct cuda_backend *b, const struct ap
         *n > 0 ? (const struct append_place *)cuda_stage(b, list, *n * sizeof *list) : NULL;
     if (l->device_places != NULL) {
         l->placed = a->seqs;
+        l->marked = marks;
         l->n_placed_seqs = a->n_seqs;
         l->n_places = *n;
     }

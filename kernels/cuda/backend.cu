@@ -5,7 +5,7 @@
  *
  * The engine thread owns all of it. Another thread may have opened it: CUDA's current device belongs
  * to a thread and is 0 unless set, so every entry that may be a thread's first sets it. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/prefill.h"
 #include "kernels/cuda_api.h"
 
 #include <stdio.h>
@@ -169,6 +169,11 @@ static const char *cuda_describe(struct backend *be)
     return ((struct cuda_backend *)be)->description;
 }
 
+static const char *cuda_news(struct backend *be, bool *bad)
+{
+    return cuda_prefill_news((struct cuda_backend *)be, bad);
+}
+
 /* ---- opening ---- */
 
 static void cuda_close(struct backend *be)
@@ -201,6 +206,7 @@ static const struct backend_ops cuda_ops = {
     .loose = true, /* libraries choose their tiles by the number of rows */
     .close = cuda_close,
     .describe = cuda_describe,
+    .news = cuda_news,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .copy = cuda_copy,

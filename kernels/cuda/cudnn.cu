@@ -1,5 +1,5 @@
 /* cuDNN's graph of causal attention with true lengths in device memory: 22 operations, and two more that
- * find pages. Which they are, in which order, cuDNN's own front end showed (reference/kernels.md B6): the
+ * find pages; with the shape's own lengths 16. Which they are, in which order, cuDNN's own front end showed (reference/kernels.md B6): the
  * library knows the pattern and compiles one kernel for it. */
 #include "kernels/cuda/cudnn.h"
 
@@ -13,12 +13,33 @@
 namespace
 {
 
-enum { OLDEST = 90700, MAX_OPS = 32, MAX_PARTS = 160, MAX_CONFIGS = 4 };
+enum { OLDEST = 90700, MAX_OPS = 32, MAX_PARTS = 160, MAX_CONFIGS = 4, MAX_NAMES = 16 };
 
 /* Names of tensors in the graph. */
-enum { Q = 1, K, V, O, LSE, ROWS = 7, POSITIONS, K_PAGES, V_PAGES, SCALE = 20, HIDDEN, BEYOND };
+enum {
+    Q = 1,
+    K,
+    V,
+    O,
+    LSE,
+    ROWS = 7,
+    POSITIONS,
+    K_PAGES,
+    V_PAGES,
+    SCALE = 20,
+    HIDDEN,
+    BEYOND,
+    SHAPE_ROWS,
+    SHAPE_POSITIONS
+};
 
 typedef cudnnBackendDescriptor_t part;
+
+/* What a run is told without device memory. */
+struct by_value {
+    float scale, beyond;
+    int32_t rows, positions;
+};
 
 } /* namespace */
 
@@ -277,22 +298,27 @@ part keys(struct builder *g, int64_t id, int64_t table_id, part positions, bool 
     return y;
 }
 
-/* Scores of what exists and is not later than the row; everything else is as good as -infinity. */
-part mask(struct builder *g, part x, part rows, part positions)
+/* Scores of what exists; everything else is as good as -infinity. */
+part mask_missing(struct builder *g, part x, part rows, part positions)
 {
     const cudnnDataType_t whole = CUDNN_DATA_INT32, truth = CUDNN_DATA_BOOLEAN;
-    struct dims one = dense(1, 1, 1, 1);
-    part hidden = tensor(g, HIDDEN, CUDNN_DATA_FLOAT, one, BY_VALUE);
-    part beyond = tensor(g, BEYOND, CUDNN_DATA_FLOAT, one, BY_VALUE);
+    part hidden = tensor(g, HIDDEN, CUDNN_DATA_FLOAT, dense(1, 1, 1, 1), BY_VALUE);
     part row = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, 2, x, NULL, NULL, scores(g, whole));
     part pos = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, 3, x, NULL, NULL, scores(g, whole));
     part is_row = binary(g, CUDNN_POINTWISE_CMP_LT, row, rows, truth);
     part is_pos = binary(g, CUDNN_POINTWISE_CMP_LT, pos, positions, truth);
     part exists = binary(g, CUDNN_POINTWISE_LOGICAL_AND, is_row, is_pos, truth);
-    x = pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, -1, x, hidden, exists,
-                  scores(g, CUDNN_DATA_FLOAT));
-    row = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, 2, x, NULL, NULL, scores(g, whole));
-    pos = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, 3, x, NULL, NULL, scores(g, whole));
+    return pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, -1, x, hidden, exists,
+                     scores(g, CUDNN_DATA_FLOAT));
+}
+
+/* Of what is not later than the row. */
+part mask_later(struct builder *g, part x, part rows, part positions)
+{
+    const cudnnDataType_t whole = CUDNN_DATA_INT32, truth = CUDNN_DATA_BOOLEAN;
+    part beyond = tensor(g, BEYOND, CUDNN_DATA_FLOAT, dense(1, 1, 1, 1), BY_VALUE);
+    part row = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, 2, x, NULL, NULL, scores(g, whole));
+    part pos = pointwise(g, CUDNN_POINTWISE_GEN_INDEX, 3, x, NULL, NULL, scores(g, whole));
     row = binary(g, CUDNN_POINTWISE_ADD, row, positions, whole);
     row = binary(g, CUDNN_POINTWISE_SUB, row, rows, whole);
     part seen = binary(g, CUDNN_POINTWISE_CMP_GE, row, pos, truth);
@@ -317,15 +343,26 @@ void build_graph(struct builder *g)
     struct dims lengths = dense(s->batch, 1, 1, 1);
     struct dims qd = {{s->batch, s->heads, s->rows, s->dim},
                       {(int64_t)s->q_batch, (int64_t)s->q_head, (int64_t)s->q_row, 1}};
-    part rows = tensor(g, ROWS, CUDNN_DATA_INT32, lengths, STORED);
-    part positions = tensor(g, POSITIONS, CUDNN_DATA_INT32, lengths, STORED);
+    const cudnnDataType_t whole = CUDNN_DATA_INT32;
+    part rows = NULL, positions = NULL; /* where they are the shape's nobody asks */
+    if (!s->exact) {
+        rows = tensor(g, ROWS, whole, lengths, STORED);
+        positions = tensor(g, POSITIONS, whole, lengths, STORED);
+    }
     part q = tensor(g, Q, CUDNN_DATA_BFLOAT16, qd, STORED);
     part o = tensor(g, O, CUDNN_DATA_BFLOAT16, qd, STORED);
     part scale = tensor(g, SCALE, CUDNN_DATA_FLOAT, dense(1, 1, 1, 1), BY_VALUE);
     part k = keys(g, K, K_PAGES, positions, true), x = scores(g, CUDNN_DATA_FLOAT);
     multiply(g, q, k, x, rows, positions, NULL);
     x = binary(g, CUDNN_POINTWISE_MUL, x, scale, CUDNN_DATA_FLOAT);
-    x = softmax(g, mask(g, x, rows, positions));
+    if (s->exact) {
+        part n_rows = tensor(g, SHAPE_ROWS, whole, dense(1, 1, 1, 1), BY_VALUE);
+        part n_positions = tensor(g, SHAPE_POSITIONS, whole, dense(1, 1, 1, 1), BY_VALUE);
+        x = mask_later(g, x, n_rows, n_positions);
+    } else {
+        x = mask_later(g, mask_missing(g, x, rows, positions), rows, positions);
+    }
+    x = softmax(g, x);
     multiply(g, x, keys(g, V, V_PAGES, positions, false), o, rows, NULL, positions);
 }
 
@@ -441,15 +478,48 @@ size_t cudnn_workspace(const struct cudnn_plan *p)
     return (size_t)p->workspace;
 }
 
-const char *cudnn_run(struct cudnn_plan *p, const struct cudnn_data *d, cudaStream_t stream)
+/* What a plan reads and writes, by name. Returns how many. */
+static int64_t name_all(const struct cudnn_plan *p, const struct cudnn_data *d,
+                        const struct by_value *v, int64_t *ids, const void **at)
 {
-    struct cudnn *c = p->c;
-    float scale = d->scale, hidden = -1e38f, beyond = -1e38f;
-    const int64_t ids[] = {Q,         K,     V,      O,      LSE,     ROWS,
-                           POSITIONS, SCALE, HIDDEN, BEYOND, K_PAGES, V_PAGES};
-    const void *const at[] = {d->q,           d->k,   d->v,    d->o,    d->lse,   d->n_rows,
-                              d->n_positions, &scale, &hidden, &beyond, d->pages, d->pages};
-    int64_t n = p->shape.page_rows != 0 ? 12 : 10;
+    const struct {
+        int64_t id;
+        const void *at;
+        bool wanted;
+    } all[] = {
+        {Q, d->q, true},
+        {K, d->k, true},
+        {V, d->v, true},
+        {O, d->o, true},
+        {LSE, d->lse, true},
+        {SCALE, &v->scale, true},
+        {BEYOND, &v->beyond, true},
+        {ROWS, d->n_rows, !p->shape.exact},
+        {POSITIONS, d->n_positions, !p->shape.exact},
+        {HIDDEN, &v->beyond, !p->shape.exact},
+        {SHAPE_ROWS, &v->rows, p->shape.exact},
+        {SHAPE_POSITIONS, &v->positions, p->shape.exact},
+        {K_PAGES, d->pages, p->shape.page_rows != 0},
+        {V_PAGES, d->pages, p->shape.page_rows != 0},
+    };
+    static_assert(ARRAY_LEN(all) <= MAX_NAMES, "room for names");
+    int64_t n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        if (all[i].wanted) {
+            ids[n] = all[i].id;
+            at[n++] = all[i].at;
+        }
+    return n;
+}
+
+const char *cudnn_run(struct cudnn *c, struct cudnn_plan *p, const struct cudnn_data *d,
+                      cudaStream_t stream)
+{
+    const struct by_value v = {d->scale, -1e38f, (int32_t)p->shape.rows,
+                               (int32_t)p->shape.positions};
+    int64_t ids[MAX_NAMES];
+    const void *at[MAX_NAMES];
+    int64_t n = name_all(p, d, &v, ids, at);
     part pack = NULL;
     cudnnStatus_t st = c->set_stream(c->handle, stream);
     if (st == CUDNN_STATUS_SUCCESS)
@@ -511,8 +581,10 @@ const char *cudnn_text(const struct cudnn *c)
     return "";
 }
 
-const char *cudnn_run(struct cudnn_plan *p, const struct cudnn_data *d, cudaStream_t stream)
+const char *cudnn_run(struct cudnn *c, struct cudnn_plan *p, const struct cudnn_data *d,
+                      cudaStream_t stream)
 {
+    (void)c;
     (void)p;
     (void)d;
     (void)stream;

@@ -5,6 +5,7 @@
  * multiplied with float sums (gemm.cu). Gate and up are rounded to bf16 on their way to SWIGLU; its result, where
  * a linear is all that reads it, is bf16 as well and needs no preparation there. */
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/prefill.h"
 
 #include <algorithm>
 #include <string.h>
@@ -15,7 +16,7 @@ enum {
     MAX_ROWS = 32768,          /* rows are a grid's y in swiglu_kernel */
     HALF_ROWS = 64,            /* up to here there may be another way than the wide one */
     WARM_ROWS = 8192,
-    WARM_BYTES = 4 << 20,       /* of a matrix; choosing for a smaller one takes no time */
+    WARM_BYTES = 512 << 10,     /* of a matrix; smaller ones are a test's */
     WORKSPACE_BYTES = 64 << 20, /* cuBLASLt's; 32 MiB are said to be enough for it on Hopper */
 };
 
@@ -205,6 +206,43 @@ static void run_wide(struct cuda_backend *b, const void *params)
                   "linear: swiglu");
 }
 
+/* Rows of a product's input that attention has not left as bf16, beside those that it has. */
+struct rest_call {
+    const float *in;
+    __nv_bfloat16 *out;
+    uint32_t first, n, cols;
+};
+
+static void run_rest(struct cuda_backend *b, const void *params)
+{
+    const struct rest_call *c = (const struct rest_call *)params;
+    cudaLaunchAttribute attr;
+    cudaLaunchConfig_t how = launch_config(b, dim3(c->n), &attr);
+    (void)cuda_ok(b,
+                  cudaLaunchKernelEx(&how, prepare_kernel, c->in, (const uint32_t *)NULL, c->first,
+                                     (const float *)NULL, 0.0f, c->cols, c->cols,
+                                     c->out + (size_t)c->first * c->cols),
+                  "linear: prepare");
+}
+
+static void queue_rest(struct cuda_backend *b, const struct linear_args *a,
+                       const struct prefill_passed *p)
+{
+    for (uint32_t i = 0, at = 0; i <= p->n; i++) {
+        const uint32_t end = i < p->n ? p->first[i] : a->n_rows;
+        struct rest_call c;
+        memset(&c, 0, sizeof c);
+        c.in = (const float *)a->in;
+        c.out = p->o;
+        c.first = at;
+        c.n = end - at;
+        c.cols = a->w->cols;
+        if (end > at)
+            cuda_do(b, run_rest, &c, sizeof c);
+        at = i < p->n ? p->first[i] + p->rows[i] : end;
+    }
+}
+
 /* Rows at a time, so that scratch stays small: many, for cuBLAS to be fast, and whole tiles of them. */
 static uint32_t rows_at_a_time(const struct linear_args *a)
 {
@@ -220,8 +258,9 @@ static bool is_half(uint32_t n_rows, uint32_t cols)
     return n_rows > HALF_ROWS && cols % WEIGHT_PAD == 0;
 }
 
+/* half: in as bf16; NULL: it is floats, or what a linear left. */
 static bool queue_piece(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
-                        uint32_t at, uint32_t n)
+                        const __nv_bfloat16 *half, uint32_t at, uint32_t n)
 {
     const struct weight *w = a->w;
     struct cuda_linear *l = b->linear;
@@ -236,7 +275,9 @@ static bool queue_piece(struct cuda_backend *b, const struct linear_args *a, con
     g->shape.add = a->mode == LINEAR_ADD;
     g->shape.half = pair;
     g->w = w->values;
-    if (a->from_linear && is_half(a->n_rows, w->cols)) {
+    if (half != NULL) {
+        g->x = half + (size_t)at * w->cols;
+    } else if (a->from_linear && is_half(a->n_rows, w->cols)) {
         g->x = (const __nv_bfloat16 *)a->in + (size_t)at * w->cols;
     } else {
         g->x = (const __nv_bfloat16 *)l->x;
@@ -270,12 +311,16 @@ void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const
         (a->mode == LINEAR_SWIGLU && !cuda_reserve(b, &l->wide, &l->wide_bytes,
                                                    (size_t)room * w->rows * sizeof(__nv_bfloat16))))
         return;
+    const struct prefill_passed *p = a->from_attend ? cuda_prefill_passed(b, a->in) : NULL;
+    CHECK(p == NULL || (rows == NULL && a->norm_gain == NULL && w->pitch == w->cols));
+    if (p != NULL)
+        queue_rest(b, a, p);
     for (uint32_t at = 0; at < a->n_rows; at += step)
-        if (!queue_piece(b, a, rows, at, std::min(step, a->n_rows - at)))
+        if (!queue_piece(b, a, rows, p != NULL ? p->o : NULL, at, std::min(step, a->n_rows - at)))
             return;
 }
 
-/* The first call of a large matrix, in the engine's warm-up, chooses cuBLASLt's kernels for all numbers of
+/* The first call of a matrix of some size, in the engine's warm-up, chooses cuBLASLt's kernels for all numbers of
  * rows: later it would delay somebody's answer. */
 static void warm_up(struct cuda_backend *b, const struct linear_args *a)
 {

@@ -5,20 +5,21 @@
  * pass over HBM that lays pages side by side costs about a hundredth of a chunk of 8192 rows; it also
  * frees cuDNN from caring for page size, lane class, and blocks in DRAM, which are read in place.
  *
- * A plan of cuDNN's serves any number of positions, but computes all the rows it was made for: so there is
- * one for each number of rows, rounded up by a sixteenth at most. The first takes a second (the library
- * loads its parts and compiles the kernel), later ones 0.04 s. A thread makes the first while the caller
- * does something else; only the engine thread asks, and it joins the thread before it touches what
- * the thread made.
+ * Plans come from a thread (prefill_plan.cu): one for rows anywhere, and for a chunk where chunks usually are an
+ * exact one, which is faster (cudnn.h) and whose last bits may differ.
+ *
+ * cuDNN reads and writes bf16. Between append and the product behind attention nobody else reads q and the result
+ * (append_args.to_attend): then append leaves q here as bf16 and the product takes the result from here; else both
+ * are converted.
  *
  * Keys and values that do not fit into SCRATCH_BYTES (beyond 262,144 positions of 8 heads of 128) go by
  * some KV heads at a time. */
 #include "kernels/cuda/prefill.h"
 
-#include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/prefill_plan.h"
 
 #include <algorithm>
-#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 namespace
@@ -28,45 +29,36 @@ enum {
     /* Fewer: our own kernel. With 256 rows it is as fast; with 512 it takes 1.7 times as long, but its bits do
      * not depend on how a prompt is cut, and tests/cuda/attend.c cuts up to 517. */
     LEAST_ROWS = 520,
-    MOST_ROWS = 8192, /* of one call of cuDNN */
-    TILE_ROWS = 128,  /* of its kernel */
-    MAX_POSITIONS = 1 << 20,
     FIRST_POSITIONS = 1 << 14, /* room for so many at first */
     SCRATCH_BYTES = 1 << 30,
-    MAX_PLANS = 128,
     MAX_KV_HEADS = 64,
     WORKSPACE_BYTES = 1 << 20,
+    PATIENT_ROWS = 2048,
+    MORE_ROWS = 512, /* of a plan than asked for, at most */
     COPY_THREADS = 256,
     AT_ONCE = 8, /* 16-byte loads of a lane in flight */
 };
 
-/* What a plan is made for, beside what is the same for all: head_dim and the strides that follow. */
-struct plan_key {
-    uint32_t heads, kv_heads, dim, rows;
-    uint32_t all_heads; /* of q's rows */
-};
-
-struct plan_entry {
-    struct plan_key key;
-    struct cudnn_plan *plan; /* NULL: cuDNN has none */
-};
-
-enum opening { NOT_YET, RUNNING, OPEN, NOWHERE };
-
 } /* namespace */
 
 struct cuda_prefill {
-    enum opening state;
-    pthread_t thread;
-    int device;
-    struct plan_key first; /* for the thread to begin with */
-    struct cudnn *cudnn;
-    struct plan_entry plans[MAX_PLANS];
-    uint32_t n_plans, least_rows;
+    struct prefill_plans *plans; /* NULL: nobody asked yet, or there is no thread for it */
+    bool asked;
+    struct prefill_progress at; /* as a step finds it: one step has one answer */
+    uint64_t looked;            /* 1 + that step */
+    uint32_t least_rows;
     void *q, *o, *kv, *lse, *workspace; /* scratch */
     size_t q_bytes, o_bytes, kv_bytes, lse_bytes, workspace_bytes;
     bool no_memory;    /* there was none for scratch: never again */
     uint64_t promised; /* 1 + the last step in which it took rows */
+    /* The append that left q here, by batch row. */
+    const void *qkv;
+    uint32_t layer;
+    uint64_t step; /* 1 + its step; 0: none */
+    struct prefill_passed passed;
+    const void *passed_as; /* out of the attend */
+    bool told_ready, told_missing;
+    char news[256];
 };
 
 namespace
@@ -77,7 +69,8 @@ namespace
 /* What is new in every step; the parts that cuDNN reads are aligned as it wants. */
 struct lengths {
     int32_t n_rows, pad1[3], n_positions, pad2[3];
-    uint32_t first_row, pad3[3];
+    uint32_t first_row, zero_to; /* zero_to: positions that do not exist are zeros up to here */
+    uint32_t pad3[2];
 };
 
 /* As a command. */
@@ -99,9 +92,11 @@ struct prefill_call {
     float *out, *lse;
     __nv_bfloat16 *q, *o, *k, *v;
     float *stats;
+    struct cudnn *cudnn;
     struct cudnn_plan *plan;
     void *workspace;
     float scale;
+    bool passes; /* q is there as bf16, and the result stays so */
 };
 
 /* Where number i of a packed row lies in a row of activations. */
@@ -147,7 +142,7 @@ __global__ void unpack_kernel(const __grid_constant__ struct prefill_call c)
 }
 
 /* A warp per page, K and V of one KV head, number first_head + blockIdx.y of ours. Positions that do not exist become
- * zeros up to the end of cuDNN's last tile: 0 times what lies there must be 0. Bound by HBM: 2 bytes in and
+ * zeros up to the end of what cuDNN reads: 0 times what lies there must be 0. Bound by HBM: 2 bytes in and
  * 2 out per number. Op: attend. */
 __global__ void side_by_side_kernel(const __grid_constant__ struct prefill_call c,
                                     uint32_t first_head)
@@ -155,7 +150,7 @@ __global__ void side_by_side_kernel(const __grid_constant__ struct prefill_call 
     const uint32_t page = blockIdx.x * (COPY_THREADS / 32) + threadIdx.x / 32;
     const uint32_t rows = 1u << c.page_shift, n = (uint32_t)c.lengths->n_positions;
     const uint32_t first = page << c.page_shift, row_chunks = c.dim / 8;
-    if (first >= (n + TILE_ROWS) / TILE_ROWS * TILE_ROWS)
+    if (first >= c.lengths->zero_to)
         return;
     struct cuda_lane lane = c.lanes[c.kv_head[first_head + blockIdx.y]];
     const uint4 *from = NULL;
@@ -190,7 +185,8 @@ void run_prefill(struct cuda_backend *b, const void *params)
 {
     const struct prefill_call *c = (const struct prefill_call *)params;
     const uint32_t group = c->group, warps = COPY_THREADS / 32;
-    pack_kernel<<<c->rows, COPY_THREADS, 0, b->stream>>>(*c);
+    if (!c->passes)
+        pack_kernel<<<c->rows, COPY_THREADS, 0, b->stream>>>(*c);
     for (uint32_t h = 0; h < c->kv_heads; h += c->heads_at_once) {
         side_by_side_kernel<<<dim3((c->pages + warps - 1) / warps, c->heads_at_once), COPY_THREADS,
                               0, b->stream>>>(*c, h);
@@ -204,84 +200,16 @@ void run_prefill(struct cuda_backend *b, const void *params)
         d.n_positions = &c->lengths->n_positions;
         d.workspace = c->workspace;
         d.scale = c->scale;
-        const char *wrong = cudnn_run(c->plan, &d, b->stream);
+        const char *wrong = cudnn_run(c->cudnn, c->plan, &d, b->stream);
         if (wrong != NULL)
             (void)cuda_ok(b, cudaErrorUnknown, wrong);
     }
-    unpack_kernel<<<c->rows, COPY_THREADS, 0, b->stream>>>(*c);
+    if (!c->passes)
+        unpack_kernel<<<c->rows, COPY_THREADS, 0, b->stream>>>(*c);
     (void)cuda_launched(b, "attend (prefill)");
 }
 
 /* ---- plans ---- */
-
-struct cudnn_plan *make_plan(struct cudnn *cudnn, const struct plan_key *k)
-{
-    struct cudnn_shape s = {};
-    s.batch = 1;
-    s.heads = k->heads;
-    s.kv_heads = k->kv_heads;
-    s.dim = k->dim;
-    s.rows = k->rows;
-    s.positions = MAX_POSITIONS;
-    s.q_row = (size_t)k->all_heads * k->dim;
-    s.q_head = k->dim;
-    s.q_batch = s.q_row * k->rows;
-    s.kv_row = (size_t)k->kv_heads * k->dim;
-    s.kv_head = k->dim;
-    s.kv_batch = s.kv_row * s.positions;
-    struct cudnn_plan *p = cudnn_plan_create(cudnn, &s);
-    if (p == NULL || cudnn_workspace(p) <= WORKSPACE_BYTES)
-        return p;
-    cudnn_plan_destroy(p);
-    return NULL;
-}
-
-/* The thread: opens the library and makes one plan, since the first takes longest. */
-void *open_library(void *arg)
-{
-    struct cuda_prefill *f = (struct cuda_prefill *)arg;
-    const char *why;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    (void)cudaSetDevice(f->device);
-    (void)cudaThreadExchangeStreamCaptureMode(&mode); /* the engine thread may be capturing */
-    if ((f->cudnn = cudnn_open(&why)) == NULL)
-        return NULL;
-    f->plans[0].key = f->first;
-    f->plans[0].plan = make_plan(f->cudnn, &f->first);
-    f->n_plans = 1;
-    return NULL;
-}
-
-void wait_for_library(struct cuda_prefill *f)
-{
-    if (f->state != RUNNING)
-        return;
-    pthread_join(f->thread, NULL);
-    f->state = f->cudnn != NULL ? OPEN : NOWHERE;
-}
-
-/* NULL: cuDNN does not take it. */
-struct cudnn_plan *find_plan(struct cuda_prefill *f, const struct plan_key *k)
-{
-    for (uint32_t i = 0; i < f->n_plans; i++)
-        if (memcmp(&f->plans[i].key, k, sizeof *k) == 0)
-            return f->plans[i].plan;
-    if (f->n_plans == MAX_PLANS)
-        return NULL;
-    struct plan_entry *e = &f->plans[f->n_plans++];
-    e->key = *k;
-    e->plan = make_plan(f->cudnn, k);
-    return e->plan;
-}
-
-/* At most a sixteenth more, in tiles of cuDNN's kernel. */
-uint32_t bucket_of_rows(uint32_t n)
-{
-    uint32_t unit = TILE_ROWS;
-    while (n > 16 * unit)
-        unit *= 2;
-    return (n + unit - 1) / unit * unit;
-}
 
 /* KV heads of the layer that are not STREAM; list: NULL, or room for MAX_KV_HEADS. */
 uint32_t our_heads(const struct attend_args *a, uint8_t *list)
@@ -325,18 +253,37 @@ struct plan_key key_for(const struct attend_args *a, uint32_t n_rows, uint32_t n
     k.kv_heads = heads_at_once(g, n, room_for(n_positions));
     k.heads = k.kv_heads * group;
     k.dim = g->head_dim;
-    k.rows = bucket_of_rows(n_rows);
+    k.rows = prefill_plan_rows(n_rows);
     k.all_heads = n * group;
+    k.first = PLAN_ANYWHERE;
     return k;
+}
+
+/* The plan for rows from `first` on: an exact one if there is one. Where a prompt's whole chunks end its last one
+ * begins, and prompts of that length may come again: then one is wished for. *k becomes its key. */
+struct cudnn_plan *plan_for(struct cuda_prefill *f, struct plan_key *k, uint32_t first)
+{
+    struct plan_key exact = *k;
+    exact.first = first;
+    if (first % PLAN_MOST_ROWS == 0 && k->heads == k->all_heads) {
+        bool wish = first > 0 && k->rows >= PLAN_MOST_ROWS / 8;
+        struct cudnn_plan *p = prefill_plans_find(f->plans, &exact, ~0u, wish);
+        if (p != NULL) {
+            *k = exact;
+            return p;
+        }
+    }
+    return prefill_plans_get(f->plans, k);
 }
 
 void begin_opening(struct cuda_backend *b, const struct attend_args *a)
 {
     struct cuda_prefill *f = b->prefill;
-    f->first = key_for(a, MOST_ROWS, FIRST_POSITIONS);
-    f->device = b->device;
-    bool started = pthread_create(&f->thread, NULL, open_library, f) == 0;
-    f->state = started ? RUNNING : NOWHERE;
+    const struct plan_key like = key_for(a, PLAN_MOST_ROWS, FIRST_POSITIONS);
+    f->asked = true;
+    f->plans = prefill_plans_create(b->device, &like);
+    if (f->plans == NULL)
+        f->at.why = "no thread";
 }
 
 /* As cuda_reserve, but to have no memory is no error: there is another way. */
@@ -366,7 +313,7 @@ bool reserve_all(struct cuda_backend *b, const struct attend_args *a, const stru
 {
     struct cuda_prefill *f = b->prefill;
     size_t row = (size_t)a->heads * k->dim * sizeof(__nv_bfloat16);
-    size_t kv = ((size_t)room_for(n_positions) + TILE_ROWS) * k->kv_heads * k->dim * 4;
+    size_t kv = ((size_t)room_for(n_positions) + PLAN_TILE_ROWS) * k->kv_heads * k->dim * 4;
     bool good = reserve(b, &f->q, &f->q_bytes, k->rows * row) &&
                 reserve(b, &f->o, &f->o_bytes, k->rows * row) &&
                 reserve(b, &f->kv, &f->kv_bytes, kv) &&
@@ -379,12 +326,50 @@ bool reserve_all(struct cuda_backend *b, const struct attend_args *a, const stru
     return good;
 }
 
+/* Once a step. */
+void look(struct cuda_backend *b)
+{
+    struct cuda_prefill *f = b->prefill;
+    if (f->plans != NULL && f->looked != b->n_steps + 1)
+        prefill_plans_look(f->plans, &f->at);
+    f->looked = b->n_steps + 1;
+}
+
+/* While plans are still made ahead nobody waits for one, but for much to attend: our own kernel serves. */
+bool has_plan(struct cuda_prefill *f, const struct plan_key *k)
+{
+    if (f->at.ready || (f->at.n_made > 0 && k->rows >= PATIENT_ROWS))
+        return prefill_plans_get(f->plans, k) != NULL;
+    return prefill_plans_find(f->plans, k, f->at.n_made, true) != NULL;
+}
+
 bool is_our_shape(const struct attend_args *a, const struct batch_seq *q)
 {
     const struct kv_geometry *g = a->kv->geo;
     return !q->planned && (g->head_dim == 64 || g->head_dim == 128) && a->heads <= COPY_THREADS &&
            g->kv_heads <= MAX_KV_HEADS && our_heads(a, NULL) > 0 &&
-           q->first_pos + q->n_rows <= MAX_POSITIONS;
+           q->first_pos + q->n_rows <= PLAN_POSITIONS;
+}
+
+/* Whether append has left q of this layer here. */
+bool passes(const struct cuda_backend *b, const struct attend_args *a)
+{
+    const struct cuda_prefill *f = b->prefill;
+    return f->step == b->n_steps + 1 && f->qkv == a->qkv && f->layer == a->layer;
+}
+
+/* Rows whose result is here now: in the order of the batch, so that what cuDNN writes beyond a sequence's last row
+ * is the next one's, or nobody's. */
+void add_passed(struct cuda_prefill *f, uint32_t first, uint32_t n)
+{
+    struct prefill_passed *p = &f->passed;
+    if (p->n > 0 && p->first[p->n - 1] + p->rows[p->n - 1] == first) {
+        p->rows[p->n - 1] += n;
+        return;
+    }
+    CHECK(p->n < PREFILL_STRETCHES);
+    p->first[p->n] = first;
+    p->rows[p->n++] = n;
 }
 
 /* Rows [at, at + n) of a sequence. */
@@ -395,12 +380,16 @@ void queue_rows(struct cuda_backend *b, const struct attend_args *a, const struc
     const struct kv_geometry *g = a->kv->geo;
     uint32_t end = q->first_pos + at + n, rows = g->block_rows;
     struct plan_key k = key_for(a, n, end);
+    struct prefill_call c;
+    memset(&c, 0, sizeof c);
+    c.plan = plan_for(f, &k, q->first_pos + at);
     struct lengths lengths = {};
     lengths.n_rows = (int32_t)n;
     lengths.n_positions = (int32_t)end;
     lengths.first_row = q->first_row + at;
-    struct prefill_call c;
-    memset(&c, 0, sizeof c);
+    lengths.zero_to = k.first != PLAN_ANYWHERE
+                          ? k.first + k.rows
+                          : (end + PLAN_TILE_ROWS) / PLAN_TILE_ROWS * PLAN_TILE_ROWS;
     c.lengths = (const struct lengths *)cuda_stage(b, &lengths, sizeof lengths);
     const struct cuda_lane *lanes = cuda_lanes(b, g);
     if (c.lengths == NULL || lanes == NULL)
@@ -421,17 +410,19 @@ void queue_rows(struct cuda_backend *b, const struct attend_args *a, const struc
     c.kv_heads = our_heads(a, c.kv_head);
     c.heads_at_once = k.kv_heads;
     c.rows = k.rows;
-    c.pages = (uint32_t)cuda_bucket((end + TILE_ROWS + rows - 1) / rows);
+    c.pages = (uint32_t)cuda_bucket((lengths.zero_to + rows - 1) / rows);
     c.q_stride = (size_t)(a->heads + 2 * g->kv_heads) * g->head_dim;
     c.qkv = (const float *)a->qkv;
     c.out = (float *)a->out;
     c.lse = a->lse;
-    c.q = (__nv_bfloat16 *)f->q;
-    c.o = (__nv_bfloat16 *)f->o;
+    c.passes = passes(b, a);
+    const size_t before = c.passes ? (size_t)lengths.first_row * k.all_heads * k.dim : 0;
+    c.q = (__nv_bfloat16 *)f->q + before;
+    c.o = (__nv_bfloat16 *)f->o + before;
     c.k = (__nv_bfloat16 *)f->kv;
-    c.v = c.k + ((size_t)room_for(end) + TILE_ROWS) * k.kv_heads * k.dim;
+    c.v = c.k + ((size_t)room_for(end) + PLAN_TILE_ROWS) * k.kv_heads * k.dim;
     c.stats = (float *)f->lse;
-    c.plan = find_plan(f, &k);
+    c.cudnn = f->at.cudnn;
     c.workspace = f->workspace;
     c.scale = a->scale;
     cuda_do(b, run_prefill, &c, sizeof c);
@@ -445,29 +436,92 @@ bool cuda_prefill_takes(struct cuda_backend *b, const struct attend_args *a,
                         const struct batch_seq *q)
 {
     struct cuda_prefill *f = b->prefill;
-    if ((q->n_rows < f->least_rows && f->state != NOT_YET) || f->no_memory || !is_our_shape(a, q))
+    if ((q->n_rows < f->least_rows && f->asked) || f->no_memory || !is_our_shape(a, q))
         return false;
-    if (f->state == NOT_YET)
+    if (!f->asked)
         begin_opening(b, a);
-    if (q->n_rows < f->least_rows)
+    if (q->n_rows < f->least_rows || f->plans == NULL)
         return false;
-    wait_for_library(f);
-    if (f->state != OPEN)
+    look(b);
+    if (f->at.cudnn == NULL)
         return false;
-    for (uint32_t at = 0; at < q->n_rows; at += MOST_ROWS) {
-        uint32_t n = std::min(q->n_rows - at, (uint32_t)MOST_ROWS), end = q->first_pos + at + n;
+    for (uint32_t at = 0; at < q->n_rows; at += PLAN_MOST_ROWS) {
+        uint32_t n = std::min(q->n_rows - at, (uint32_t)PLAN_MOST_ROWS);
+        uint32_t end = q->first_pos + at + n;
         struct plan_key k = key_for(a, n, end);
-        if (k.kv_heads == 0 || find_plan(f, &k) == NULL || !reserve_all(b, a, &k, end))
+        if (k.kv_heads == 0 || !has_plan(f, &k) || !reserve_all(b, a, &k, end))
             return false;
     }
     f->promised = b->n_steps + 1;
     return true;
 }
 
+__nv_bfloat16 *cuda_prefill_accept(struct cuda_backend *b, const struct append_args *a)
+{
+    struct cuda_prefill *f = b->prefill;
+    struct attend_args like = {};
+    like.kv = a->kv;
+    like.layer = a->layer;
+    like.heads = a->heads;
+    uint32_t n_rows = 0;
+    bool any = false;
+    f->step = 0;
+    f->passed.n = 0;
+    if (!a->to_attend || our_heads(&like, NULL) != a->kv->geo->kv_heads)
+        return NULL;
+    for (uint32_t i = 0; i < a->n_seqs; i++) {
+        n_rows = std::max(n_rows, a->seqs[i].first_row + a->seqs[i].n_rows);
+        any = (a->seqs[i].n_rows > 0 && cuda_prefill_takes(b, &like, &a->seqs[i])) || any;
+    }
+    size_t bytes = (n_rows + (size_t)MORE_ROWS) * a->heads * a->kv->geo->head_dim * 2;
+    if (!any || !reserve(b, &f->q, &f->q_bytes, bytes) || !reserve(b, &f->o, &f->o_bytes, bytes))
+        return NULL;
+    f->step = b->n_steps + 1;
+    f->qkv = a->qkv;
+    f->layer = a->layer;
+    return (__nv_bfloat16 *)f->q;
+}
+
+const struct prefill_passed *cuda_prefill_passed(const struct cuda_backend *b, const void *out)
+{
+    const struct cuda_prefill *f = b->prefill;
+    return f->step == b->n_steps + 1 && f->passed.n > 0 && f->passed_as == out ? &f->passed : NULL;
+}
+
 void cuda_prefill(struct cuda_backend *b, const struct attend_args *a, const struct batch_seq *q)
 {
-    for (uint32_t at = 0; at < q->n_rows; at += MOST_ROWS)
-        queue_rows(b, a, q, at, std::min(q->n_rows - at, (uint32_t)MOST_ROWS));
+    struct cuda_prefill *f = b->prefill;
+    for (uint32_t at = 0; at < q->n_rows; at += PLAN_MOST_ROWS)
+        queue_rows(b, a, q, at, std::min(q->n_rows - at, (uint32_t)PLAN_MOST_ROWS));
+    if (!passes(b, a))
+        return;
+    CHECK(a->lse == NULL);
+    f->passed.o = (__nv_bfloat16 *)f->o;
+    f->passed_as = a->out;
+    add_passed(f, q->first_row, q->n_rows);
+}
+
+const char *cuda_prefill_news(struct cuda_backend *b, bool *bad)
+{
+    struct cuda_prefill *f = b->prefill;
+    look(b);
+    if (!f->told_missing && (f->at.why != NULL || f->no_memory)) {
+        f->told_missing = *bad = true;
+        snprintf(f->news, sizeof f->news,
+                 "attention of prompts goes without cuDNN, at half speed: %s",
+                 f->at.why != NULL ? f->at.why
+                                   : "no memory for keys and values side by side: lower "
+                                     "--gpu-memory-utilization or --kv-hbm");
+        return f->news;
+    }
+    if (f->told_ready || !f->at.ready)
+        return NULL;
+    f->told_ready = true;
+    *bad = false;
+    snprintf(f->news, sizeof f->news,
+             "%u plans for attention of prompts were made in %.1f s, behind the start",
+             f->at.n_ahead, f->at.seconds);
+    return f->news;
 }
 
 void cuda_prefill_least(struct cuda_backend *b, uint32_t rows)
@@ -487,10 +541,7 @@ void cuda_prefill_close(struct cuda_backend *b)
     struct cuda_prefill *f = b->prefill;
     if (f == NULL)
         return;
-    wait_for_library(f);
-    for (uint32_t i = 0; i < f->n_plans; i++)
-        cudnn_plan_destroy(f->plans[i].plan);
-    cudnn_close(f->cudnn);
+    prefill_plans_destroy(f->plans);
     void *scratch[] = {f->q, f->o, f->kv, f->lse, f->workspace};
     for (size_t i = 0; i < ARRAY_LEN(scratch); i++)
         cudaFree(scratch[i]);

@@ -2,6 +2,8 @@
  * untouched, in company, cut otherwise. Where there is no cuDNN our own kernel must pass the same. */
 #include "tests/cuda/attend_world.h"
 
+#include <time.h>
+
 static struct backend *cpu, *gpu;
 
 /* Relative distance of the results, greatest difference of the sums' logarithms. */
@@ -119,7 +121,77 @@ static void check_shape(struct shape s, const char *name)
     close_world(w);
 }
 
-/* More rows than one call of cuDNN takes. */
+/* What a layer does: append, attend, and a product of the result, in one step; q and the result are nobody else's.
+ * Returns the product. */
+static float *pass(struct world *w, struct side *d, const struct piece *p, uint32_t n,
+                   const struct weight *m, uint32_t outputs)
+{
+    struct batch_seq b[MAX_SEQS];
+    const struct backend_ops *ops = d->be->ops;
+    size_t bytes = (size_t)w->n_rows * outputs * 4;
+    float *out = put_nan(d->be, bytes);
+    for (uint32_t i = 0; i < n; i++)
+        b[i] = batch_of(w, p[i]);
+    ops->append(d->be, &(struct append_args){.kv = &d->kv,
+                                             .layer = LAYER,
+                                             .heads = w->heads,
+                                             .seqs = b,
+                                             .n_seqs = n,
+                                             .rope_cos = d->cos,
+                                             .rope_sin = d->sin,
+                                             .qkv = d->qkv,
+                                             .to_attend = true});
+    ops->attend(d->be, &(struct attend_args){.kv = &d->kv,
+                                             .layer = LAYER,
+                                             .heads = w->heads,
+                                             .seqs = b,
+                                             .n_seqs = n,
+                                             .scale = 1.0f / sqrtf((float)w->s.dim),
+                                             .qkv = d->qkv,
+                                             .out = d->out});
+    ops->linear(d->be, &(struct linear_args){.w = m,
+                                             .in = d->out,
+                                             .n_rows = w->n_rows,
+                                             .mode = LINEAR_STORE,
+                                             .out = out,
+                                             .from_attend = true});
+    float *result = fetch(d, out, outputs, 0, w->n_rows);
+    ops->free(d->be, out, bytes);
+    return result;
+}
+
+/* Chunks of prompts between other rows, on from append into a product. */
+static void check_pass(struct shape s, const char *name)
+{
+    enum { OUTPUTS = 160 };
+    const uint32_t lens[] = {40, 700, 1300, 30, 600};
+    const struct piece all[] = {{0, 0, 40}, {1, 0, 700}, {2, 0, 1300}, {3, 0, 30}, {4, 0, 600}};
+    struct world *w = open_world(cpu, gpu, s, lens, ARRAY_LEN(lens));
+    const struct weight_desc d = {
+        .cols = (uint32_t)w->out_width,
+        .n_parts = 1,
+        .parts = {{.name = "w", .type = DTYPE_BF16, .rows = OUTPUTS, .seed = 7}}};
+    struct weight *on_cpu, *on_gpu;
+    CHECK(cpu->ops->weight_create(cpu, &d, &on_cpu) == OK);
+    CHECK(gpu->ops->weight_create(gpu, &d, &on_gpu) == OK);
+    float *want = pass(w, &w->cpu, all, ARRAY_LEN(all), on_cpu, OUTPUTS);
+    float *got = pass(w, &w->gpu, all, ARRAY_LEN(all), on_gpu, OUTPUTS);
+    double worst = 0;
+    for (uint32_t r = 0; r < w->n_rows; r++) {
+        double e = distance(got + (size_t)r * OUTPUTS, want + (size_t)r * OUTPUTS, OUTPUTS);
+        worst = e <= worst ? worst : e;
+    }
+    ok(worst <= 2e-2, "%s: from append into a product: every row as on the CPU (%.2g)", name,
+       worst);
+    mem_free(want);
+    mem_free(got);
+    cpu->ops->weight_destroy(cpu, on_cpu);
+    gpu->ops->weight_destroy(gpu, on_gpu);
+    close_world(w);
+}
+
+/* More rows than one call of cuDNN takes; then again, when there was time to make the plan that the last rows had
+ * wished for. */
 static void check_long(void)
 {
     const struct shape s = {16, 64, 1, 2, 0, 64, false, 1.5f};
@@ -129,6 +201,8 @@ static void check_long(void)
     append_all(w, &w->cpu, 4000);
     append_all(w, &w->gpu, 4000);
     check(w, both, ARRAY_LEN(both), "R 16 d 64 group 2", "prompts of 9500 and 9298 rows");
+    nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    check(w, both, ARRAY_LEN(both), "R 16 d 64 group 2", "the same, with a plan of its own");
     close_world(w);
 }
 
@@ -144,6 +218,26 @@ static const struct {
     {"R 16 d 80 group 2", {16, 80, 2, 2, 16, 128, false, 1.5f}},
 };
 
+/* Plans are made in the background, once a step has attended; until then our own kernel serves. */
+static void wait_for_plans(void)
+{
+    const struct shape s = shapes[0].s;
+    const uint32_t len = 8;
+    const struct piece p = {0, 0, 8};
+    struct world *w = open_world(cpu, gpu, s, &len, 1);
+    const char *text = NULL;
+    bool bad = false;
+    append_all(w, &w->gpu, 8);
+    attend(w, &w->gpu, &p, 1, false);
+    for (int i = 0; i < 100 && (text = gpu->ops->news(gpu, &bad)) == NULL; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        attend(w, &w->gpu, &p, 1, false); /* a step looks anew */
+    }
+    printf("# %s\n", text != NULL ? text : "no news");
+    ok(text != NULL && !bad, "plans for prompts are made, and it is said");
+    close_world(w);
+}
+
 int main(void)
 {
     struct cpu_options o = {.isa = "auto"};
@@ -151,8 +245,12 @@ int main(void)
     if (spind_cuda_open(&gpu, 0) != OK)
         tap_skip_all(err_text());
     printf("# %s\n", gpu->ops->describe(gpu));
+    wait_for_plans();
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         check_shape(shapes[i].s, shapes[i].name);
+    check_pass((struct shape){16, 128, 8, 4, 16, 128, false, 1.5f}, "R 16 d 128 8 heads group 4");
+    check_pass((struct shape){16, 64, 3, 3, 16, 128, false, 1.5f}, "R 16 d 64 group 3");
+    check_pass((struct shape){16, 128, 2, 1, 16, 128, true, 1.5f}, "R 16 d 128, DENSE and STREAM");
     check_long();
     gpu->ops->close(gpu);
     cpu->ops->close(cpu);
