@@ -446,9 +446,9 @@ static void write_config(const struct metrics *m, const struct engine_info *info
     if (info == NULL)
         return;
     snprintf(labels, sizeof labels,
-             "block_size=\"%u\",cache_dtype=\"bfloat16\",enable_prefix_caching=\"%s\","
+             "block_size=\"%u\",cache_dtype=\"%s\",enable_prefix_caching=\"%s\","
              "num_cpu_blocks=\"%llu\",num_gpu_blocks=\"%llu\"",
-             info->block_rows, info->prefix_caching ? "True" : "False",
+             info->block_rows, kv_type_name(info->kv_type), info->prefix_caching ? "True" : "False",
              (unsigned long long)info->kv_blocks[1], (unsigned long long)info->kv_blocks[0]);
     write_head(w, "vllm:cache_config_info", "gauge", "The KV cache's configuration.");
     write_sample(m, w, "vllm:cache_config_info", labels, 1);

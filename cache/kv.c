@@ -3,21 +3,23 @@
 
 #include <string.h>
 
-static size_t page_bytes(uint32_t block_rows, uint32_t head_dim)
-{
-    enum { HALVES = 2, BF16_BYTES = 2 }; /* K and V */
-    return (size_t)block_rows * head_dim * HALVES * BF16_BYTES;
-}
-
 struct kv_geometry kv_geometry_make(uint32_t block_rows, uint32_t layers, uint32_t kv_heads,
                                     uint32_t head_dim)
 {
     struct kv_geometry g = {
         .block_rows = block_rows, .layers = layers, .kv_heads = kv_heads, .head_dim = head_dim};
-    g.page_bytes = page_bytes(block_rows, head_dim);
+    g.page_bytes = kv_page_bytes(&g);
     g.n_lanes[LANE_SPARSE] = layers * kv_heads;
     g.block_bytes[LANE_SPARSE] = (size_t)layers * kv_heads * g.page_bytes;
     return g;
+}
+
+void kv_geometry_keep(struct kv_geometry *geo, enum kv_type type)
+{
+    geo->type = type;
+    geo->page_bytes = kv_page_bytes(geo);
+    for (int c = 0; c < LANE_CLASSES; c++)
+        geo->block_bytes[c] = geo->n_lanes[c] * geo->page_bytes;
 }
 
 void kv_geometry_classify(struct kv_geometry *geo, const uint8_t *classes, struct lane_place *lanes,

@@ -54,9 +54,11 @@ struct kv_config {
     uint32_t hash_bits; /* 0: 128; tests set a few to see collisions */
 };
 
-/* n_layers * kv_heads classes; NULL: all SPARSE. The lanes array is owned by the geometry's user. */
+/* n_layers * kv_heads classes; NULL: all SPARSE. The lanes array is owned by the geometry's user. Pages
+ * are bf16 until kv_geometry_keep says otherwise. */
 struct kv_geometry kv_geometry_make(uint32_t block_rows, uint32_t layers, uint32_t kv_heads,
                                     uint32_t head_dim);
+void kv_geometry_keep(struct kv_geometry *geo, enum kv_type type);
 /* Fills lanes[layers * kv_heads], n_lanes, block_bytes from classes. */
 void kv_geometry_classify(struct kv_geometry *geo, const uint8_t *classes, struct lane_place *lanes,
                           uint32_t stream_sinks, uint32_t stream_recent);

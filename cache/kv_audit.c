@@ -172,7 +172,7 @@ static void audit_seq(const struct kv *kv, const struct kv_seq *s, struct tally 
         }
         CHECK(b->node != BLOCK_NONE);
         const struct prefix_node *nd = &kv->prefix.nodes[b->node];
-        CHECK(nd->parent == parent && nd->root.layout == s->layout.layout_id);
+        CHECK(nd->parent == parent && nd->root.layout == kv_root(kv, s).layout);
         CHECK(memcmp(nd->root.salt, s->salt, sizeof(s->salt)) == 0);
         CHECK((b->form == FORM_GROUP) == (kv_permutes(s) && i < sealed));
         parent = b->node;

@@ -165,9 +165,12 @@ static inline bool kv_permutes(const struct kv_seq *s)
     return s->layout.layout_id != 0;
 }
 
-static inline struct prefix_root kv_root(const struct kv_seq *s)
+/* The layout of a prefix also names what its pages keep. */
+static inline struct prefix_root kv_root(const struct kv *kv, const struct kv_seq *s)
 {
-    return (struct prefix_root){.salt = {s->salt[0], s->salt[1]}, .layout = s->layout.layout_id};
+    const uint64_t type = (uint64_t)kv->cfg.geo.type << 62;
+    return (struct prefix_root){.salt = {s->salt[0], s->salt[1]},
+                                .layout = s->layout.layout_id ^ type};
 }
 
 /* Where s, in this residence and with so many sealed blocks, needs its block i. */

@@ -18,7 +18,7 @@ struct hit {
 
 static status chain_find(struct kv *kv, struct kv_seq *s, const struct kv_open *o, struct hit *h)
 {
-    struct prefix_root root = kv_root(s);
+    struct prefix_root root = kv_root(kv, s);
     uint32_t rows = kv->cfg.geo.block_rows, most = o->max_hit < o->n ? o->max_hit : o->n;
     uint32_t limit = (most < o->max_rows ? most : o->max_rows) / rows;
     uint32_t last = BLOCK_NONE, n = 0, next;

@@ -111,7 +111,7 @@ static uint32_t first_of(const struct kv *kv, uint32_t segment)
 static uint32_t group_find(const struct kv *kv, const struct kv_seq *s, uint32_t segment,
                            const uint32_t *tokens)
 {
-    struct prefix_root root = kv_root(s);
+    struct prefix_root root = kv_root(kv, s);
     uint32_t first = first_of(kv, segment), end = first + kv->segment_blocks;
     uint32_t at = first == 0 ? BLOCK_NONE : kv_block(kv, s->own->blocks[first - 1])->node;
     for (uint32_t i = first; i < end; i++) {
@@ -129,7 +129,7 @@ static uint32_t group_find(const struct kv *kv, const struct kv_seq *s, uint32_t
 static uint32_t group_node(struct kv *kv, const struct kv_seq *s, uint32_t segment,
                            const uint32_t *tokens)
 {
-    struct prefix_root root = kv_root(s);
+    struct prefix_root root = kv_root(kv, s);
     uint32_t first = first_of(kv, segment), end = first + kv->segment_blocks;
     uint32_t at = first == 0 ? BLOCK_NONE : kv_block(kv, s->own->blocks[first - 1])->node;
     for (uint32_t i = first; i < end; i++) {

@@ -312,7 +312,7 @@ static uint32_t parent_of(const struct kv *kv, const struct kv_seq *s, uint32_t 
 
 static void plain_share(struct kv *kv, struct kv_seq *s, uint32_t i, const uint32_t *tokens)
 {
-    struct prefix_root root = kv_root(s);
+    struct prefix_root root = kv_root(kv, s);
     uint32_t node = prefix_make(&kv->prefix, &root, parent_of(kv, s, i), tokens);
     uint32_t known = kv->prefix.nodes[node].plain;
     if (known != BLOCK_NONE) {

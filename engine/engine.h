@@ -22,7 +22,8 @@ struct engine_config {
     struct cpu_options cpu;
     struct mock_options mock;
     struct cuda_options cuda;
-    uint32_t block_rows; /* R: 8, 16 or 32 */
+    uint32_t block_rows;  /* R: 8, 16 or 32 */
+    enum kv_type kv_type; /* of pages; a device that lacks it is refused */
     double
         device_share; /* of a device's memory that is free behind the weights, for KV where kv_hbm_bytes
                             does not say; 0: a preset */
@@ -55,6 +56,7 @@ struct engine_info {
     uint32_t
         max_dense_len; /* of it, where every row attends everything: HBM holds it whole; 0: all */
     uint32_t block_rows, max_num_seqs, max_batched_tokens;
+    enum kv_type kv_type;
     uint64_t kv_blocks[2], kv_block_bytes; /* HBM, DRAM */
     uint32_t end_ids[8], n_end_ids;        /* tokens that end a generation */
     bool prefix_caching;

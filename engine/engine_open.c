@@ -25,6 +25,7 @@ static const char *beyond(const struct backend_ops *ops, const struct engine_con
     return c->sparse.plugin != 0 && !backend_plans(ops)                              ? "--sparse"
            : c->kv_dram_bytes != 0 && ops->memory != NULL && ops->alloc_host == NULL ? "--kv-dram"
            : c->record_selection != NULL && ops->read == NULL ? "--record-selection"
+           : c->kv_type == KV_E4M3 && !ops->keeps_fp8         ? "--kv-cache-dtype fp8"
                                                               : NULL;
 }
 
@@ -160,6 +161,7 @@ static status make_plan(struct engine *e, struct memory_plan *plan)
     const struct model_shape *sh = &model_info(e->model)->shape;
     struct kv_geometry geo =
         kv_geometry_make(e->cfg.block_rows, sh->layers, sh->kv_heads, sh->head_dim);
+    kv_geometry_keep(&geo, e->cfg.kv_type);
     uint32_t len = e->cfg.max_model_len != 0 ? e->cfg.max_model_len : sh->max_positions;
     if (len > sh->max_positions)
         return err(ERR_ARG, "--max-model-len %u: the model has %u positions", len,
@@ -258,6 +260,7 @@ static void fill_info(struct engine *e, const struct memory_plan *plan)
         .max_model_len = plan->max_model_len,
         .max_dense_len = dense_length(plan),
         .block_rows = e->cfg.block_rows,
+        .kv_type = e->cfg.kv_type,
         .max_num_seqs = plan->max_num_seqs,
         .max_batched_tokens = e->cfg.max_batched_tokens,
         .kv_blocks = {plan->blocks[main][KV_HBM], plan->blocks[main][KV_DRAM]},
@@ -368,6 +371,14 @@ static status check_config(const struct engine_config *c)
     return OK;
 }
 
+static status check_device(const struct engine_config *c, const struct backend_ops *ops)
+{
+    if (c->kv_type == KV_E4M3 && !ops->keeps_fp8)
+        return err(ERR_ARG, "--kv-cache-dtype fp8: device %s has no fp8 pages: leave it out",
+                   ops->name);
+    return OK;
+}
+
 /* What nobody said is the device's. */
 static status size_steps(struct engine *e)
 {
@@ -389,6 +400,7 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
     struct memory_plan plan = {0};
     uint64_t t0 = clock_us();
     TRY(open_backend(e));
+    TRY(check_device(&e->cfg, e->be->ops));
     log_line(LOG_INFO, "device: %s", e->be->ops->describe(e->be));
     TRY(size_steps(e));
     TRY(open_model(e));
@@ -507,6 +519,8 @@ status engine_inspect(const struct engine_config *cfg, engine_line *line, void *
     char text[256];
     e->cfg = *cfg;
     status st = open_backend(e);
+    if (st == OK)
+        st = check_device(&e->cfg, e->be->ops);
     if (st == OK)
         st = size_steps(e);
     if (st == OK)

@@ -372,6 +372,11 @@ void memory_plan_tell(const struct memory_plan *p, void (*line)(void *arg, const
     tell_class(p, LANE_SPARSE, split ? "KV cache, SPARSE lanes" : "KV cache", line, arg);
     tell_class(p, LANE_DENSE, "KV cache, DENSE lanes (exempt from selection)", line, arg);
     tell_class(p, LANE_STREAM, "KV cache, STREAM lanes (sinks and recent rows)", line, arg);
+    if (g->type != KV_BF16) {
+        snprintf(text, sizeof text, "K and V are kept as %s: half the bytes of %s",
+                 kv_type_name(g->type), kv_type_name(KV_BF16));
+        line(arg, text);
+    }
     if (g->block_bytes[LANE_STREAM] > 0)
         tell_saving(p, line, arg);
     if (p->n_records > 0) {

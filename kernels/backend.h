@@ -41,18 +41,41 @@ enum {
     TAIL_ROWS = 64,      /* younger positions that must exist before a segment is sealed */
 };
 
+/* How numbers of K and V are kept in pages (--kv-cache-dtype). Rows are rounded once, by append; everything
+ * else reads what was rounded, exactly. */
+enum kv_type {
+    KV_BF16,
+    KV_E4M3, /* kernels/dtype.h; no scale. Where the backend says keeps_fp8 */
+};
+
+/* auto, bf16 (bfloat16), fp8, fp8_e4m3: vLLM's names. ERR_ARG: another. */
+status kv_type_find(const char *name, enum kv_type *out);
+const char *kv_type_name(enum kv_type type);
+
+CORE_FN uint32_t kv_number_bytes(enum kv_type t)
+{
+    return t == KV_E4M3 ? 1 : 2;
+}
+
 /* The shape of KV blocks (DESIGN 2 and 4): block -> lane -> page -> K rows, V rows. Each class has
  * arenas of its own; a page lies at block_base + lanes[..].index * page_bytes. */
 struct kv_geometry {
     uint32_t block_rows; /* R: positions per block; 8, 16 or 32 */
     uint32_t layers, kv_heads, head_dim;
-    size_t page_bytes; /* R * head_dim * 2 halves * 2 bytes (bf16) */
+    enum kv_type type;
+    size_t page_bytes; /* kv_page_bytes() */
     uint32_t n_lanes[LANE_CLASSES];
     size_t block_bytes[LANE_CLASSES];     /* n_lanes * page_bytes; 0: the class is not used */
     uint32_t stream_sinks, stream_recent; /* rows a STREAM lane attends: [0, sinks) and, for the row
                                              at p, [floor((p + 1 - recent) / 64) * 64, p] */
     const struct lane_place *lanes; /* [layers][kv_heads], borrowed; NULL: all SPARSE, in order */
 };
+
+/* Of K and V of R rows. */
+CORE_FN size_t kv_page_bytes(const struct kv_geometry *g)
+{
+    return (size_t)g->block_rows * g->head_dim * 2 * kv_number_bytes(g->type);
+}
 
 /* Names a unit of a class's arena. BLOCK_IN_DRAM marks one of the DRAM arena; only SPARSE tables have
  * such entries, and only dense rows (prefill) and the oracle read through them, in place. */
@@ -437,7 +460,8 @@ struct backend_ops {
     const char *name; /* "cpu", "mock", "cuda" */
     uint32_t act_bytes;
     uint32_t step_rows, step_seqs; /* rows and sequences of a step where nobody says how many */
-    bool loose; /* the last bits of a row depend on how its prompt was cut, and on the batch */
+    bool loose;     /* the last bits of a row depend on how its prompt was cut, and on the batch */
+    bool keeps_fp8; /* every operation takes pages of KV_E4M3; all backends take KV_BF16 */
     void (*close)(struct backend *be);
     /* One line for the log: instruction set or device name, threads, memory. */
     const char *(*describe)(struct backend *be);

@@ -62,6 +62,48 @@ static inline uint16_t f32_to_bf16(float f)
     return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
 }
 
+/* e4m3 (fp8 of the Open Compute Project): a sign, 4 bits of exponent, 3 of fraction. Subnormals below
+ * 2^-6, 448 at most, no infinity; NaN is 0x7f or 0xff. Each is a bf16 number and a f16 one. */
+static inline float e4m3_to_f32(uint8_t b)
+{
+    union {
+        uint32_t u;
+        float f;
+    } v;
+    uint32_t mag = b & 0x7fu;
+    if (mag == 0x7fu) {
+        v.u = 0x7fc00000u;
+    } else if (mag >= 8) {
+        v.u = (mag << 20) + (120u << 23);
+    } else {
+        v.f = (float)mag * 0x1p-9f;
+    }
+    v.u |= (uint32_t)(b & 0x80u) << 24;
+    return v.f;
+}
+
+/* Round to nearest even; beyond 448 (infinity too): 448; NaN: 0x7f. As cvt.rn.satfinite on a GPU. */
+static inline uint8_t f32_to_e4m3(float f)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v;
+    v.f = f;
+    uint32_t sign = v.u >> 24 & 0x80u, mag = v.u & 0x7fffffffu, code;
+    if (mag > 0x7f800000u)
+        return 0x7f;
+    if (mag < 0x3c800000u) { /* below 2^-6: adding 2^14 lets the FPU round at 2^-9 */
+        v.u = mag;
+        v.f += 0x1p14f;
+        code = v.u - 0x46800000u;
+    } else {
+        code = ((mag + 0x7ffffu + (mag >> 20 & 1u)) >> 20) - (120u << 3);
+        code = code < 0x7eu ? code : 0x7eu;
+    }
+    return (uint8_t)(sign | code);
+}
+
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* round to nearest even */
 

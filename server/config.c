@@ -410,6 +410,7 @@ static status finish(struct config *cfg)
     cfg->engine.dummy = strcmp(cfg->load_format, "dummy") == 0;
     cfg->engine.cpu.isa = cfg->cpu_isa;
     cfg->engine.block_rows = cfg->block_rows;
+    TRY(kv_type_find(cfg->kv_cache_dtype, &cfg->engine.kv_type));
     cfg->engine.seed = cfg->seed;
     cfg->api.keys = cfg->api_keys.v;
     cfg->api.n_keys = cfg->api_keys.n;

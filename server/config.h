@@ -21,7 +21,7 @@ struct config {
 
     const char *config_file, *host, *api_key_file, *log_level, *metrics_listen;
     const char *overflow, *generation_config, *generation_override, *device, *cpu_isa;
-    const char *sparse, *head_policy, *load_format;
+    const char *sparse, *head_policy, *load_format, *kv_cache_dtype;
     double sparse_budget, sparse_top_p, miss_threshold, head_policy_sparsity;
     struct option_list served_names, api_keys, origins, hosts, sparse_options, plugins;
     const char *default_name; /* of the model, if none is configured: its file's */

@@ -29,6 +29,9 @@ struct rig {
     uint32_t *numbers; /* [segments] records, descending */
 };
 
+/* What pages of the next rig keep. */
+static enum kv_type rig_kept;
+
 static const char *const rig_isas[] = {"scalar", "avx2", "avx512"};
 
 static inline float rig_noise(uint32_t a, uint32_t b, uint32_t c)
@@ -60,7 +63,8 @@ static inline struct rig *rig_open(const char *isa, uint32_t threads, struct rig
                                   .layers = s.layers,
                                   .kv_heads = s.kv_heads,
                                   .head_dim = s.dim,
-                                  .page_bytes = (size_t)s.rows * s.dim * 4};
+                                  .type = rig_kept};
+    r->geo.page_bytes = kv_page_bytes(&r->geo);
     r->geo.n_lanes[LANE_SPARSE] = n_lanes;
     r->geo.block_bytes[LANE_SPARSE] = n_lanes * r->geo.page_bytes;
     r->arena_bytes = 2 * (size_t)n * r->geo.block_bytes[LANE_SPARSE];
@@ -105,21 +109,47 @@ static inline uint8_t *rig_page(const struct rig *r, block_id b, uint32_t lane)
            kv_page_offset(&r->geo, lane / r->s.kv_heads, lane % r->s.kv_heads);
 }
 
-/* Number c of row `row` in a page: K, or V. */
+/* Which number of a page number c of row `row` is: K, or V. */
+static inline size_t rig_index(const struct rig *r, uint32_t row, uint32_t c, bool value)
+{
+    uint32_t rows = r->s.rows, dim = r->s.dim;
+    if (value)
+        return (size_t)rows * dim + ((size_t)(row / 2) * dim + c) * 2 + row % 2;
+    return ((size_t)(c / 2) * rows + row) * 2 + c % 2;
+}
+
+/* Of a page of bf16. */
 static inline uint16_t *rig_number(const struct rig *r, uint8_t *page, uint32_t row, uint32_t c,
                                    bool value)
 {
-    uint16_t *p = (uint16_t *)(void *)page;
-    uint32_t rows = r->s.rows, dim = r->s.dim;
-    if (value)
-        return p + (size_t)rows * dim + ((size_t)(row / 2) * dim + c) * 2 + row % 2;
-    return p + ((size_t)(c / 2) * rows + row) * 2 + c % 2;
+    return (uint16_t *)(void *)page + rig_index(r, row, c, value);
 }
 
 static inline uint16_t *rig_at(const struct rig *r, const block_id *blocks, uint32_t lane,
                                uint32_t row, uint32_t c, bool value)
 {
     return rig_number(r, rig_page(r, blocks[row / r->s.rows], lane), row % r->s.rows, c, value);
+}
+
+/* The same of a page of either kind, as a number. */
+static inline float rig_get(const struct rig *r, const block_id *blocks, uint32_t lane,
+                            uint32_t row, uint32_t c, bool value)
+{
+    const uint8_t *page = rig_page(r, blocks[row / r->s.rows], lane);
+    size_t at = rig_index(r, row % r->s.rows, c, value);
+    return r->geo.type == KV_E4M3 ? e4m3_to_f32(page[at])
+                                  : bf16_to_f32(((const uint16_t *)(const void *)page)[at]);
+}
+
+static inline void rig_put(const struct rig *r, const block_id *blocks, uint32_t lane, uint32_t row,
+                           uint32_t c, bool value, float x)
+{
+    uint8_t *page = rig_page(r, blocks[row / r->s.rows], lane);
+    size_t at = rig_index(r, row % r->s.rows, c, value);
+    if (r->geo.type == KV_E4M3)
+        page[at] = f32_to_e4m3(x);
+    else
+        ((uint16_t *)(void *)page)[at] = f32_to_bf16(x);
 }
 
 /* Rows like those of a model: clusters with a common offset, a few channels far from zero, some rows
@@ -146,8 +176,8 @@ static inline void rig_fill(struct rig *r)
     for (uint32_t lane = 0; lane < n_lanes; lane++)
         for (uint32_t row = 0; row < n; row++)
             for (uint32_t c = 0; c < r->s.dim; c++) {
-                *rig_at(r, r->blocks, lane, row, c, false) = f32_to_bf16(rig_key(lane, row, c));
-                *rig_at(r, r->blocks, lane, row, c, true) = f32_to_bf16(rig_value(lane, row, c));
+                rig_put(r, r->blocks, lane, row, c, false, rig_key(lane, row, c));
+                rig_put(r, r->blocks, lane, row, c, true, rig_value(lane, row, c));
             }
 }
 
@@ -184,7 +214,7 @@ static inline double *rig_keys(const struct rig *r, const block_id *blocks, uint
     double *k = mem_alloc((size_t)n * r->s.dim * sizeof *k);
     for (uint32_t row = 0; row < n; row++)
         for (uint32_t c = 0; c < r->s.dim; c++)
-            k[(size_t)row * r->s.dim + c] = bf16_to_f32(*rig_at(r, blocks, lane, row, c, value));
+            k[(size_t)row * r->s.dim + c] = (double)rig_get(r, blocks, lane, row, c, value);
     return k;
 }
 

@@ -142,6 +142,7 @@ static status make_config(struct bench *b)
         .seed = b->seed + 1};
     if (!c->dummy && strcmp(b->load_format, "auto") != 0)
         return err(ERR_ARG, "--load-format %s: there are auto and dummy", b->load_format);
+    TRY(kv_type_find(b->kv_cache_dtype, &c->kv_type));
     TRY(read_bytes("kv-hbm", b->kv_hbm, &c->kv_hbm_bytes));
     TRY(read_bytes("kv-dram", b->kv_dram, &c->kv_dram_bytes));
     for (uint32_t i = 0; i < b->n_settings; i++)
@@ -197,6 +198,7 @@ static void preset(struct bench *b, const char *model)
     b->load_format = "auto";
     b->fill = "synthetic";
     b->block_rows = 16;
+    b->kv_cache_dtype = "auto";
     b->steps = 64;
     b->warm = 8;
     b->chunk = 8192;
@@ -261,6 +263,7 @@ static int read_words(struct bench *b, int argc, char **argv, const struct bench
         {"threads", ARGS_COUNT, &b->threads, 0, 1024, "of the CPU; 0: all cores"},
         {"cpu-isa", ARGS_TEXT, &b->isa, 0, 0, "auto, avx512, avx2, scalar"},
         {"block-size", ARGS_COUNT, &b->block_rows, 8, 32, "positions per block: 8, 16 or 32"},
+        {"kv-cache-dtype", ARGS_TEXT, &b->kv_cache_dtype, 0, 0, "of pages: auto, bf16, fp8"},
         {"kv-hbm", ARGS_TEXT, &b->kv_hbm, 0, 0, "of the first tier, e.g. 8GiB; else what is there"},
         {"kv-dram", ARGS_TEXT, &b->kv_dram, 0, 0, "of the second, without --hot-set"},
         {"mock-step-us", ARGS_COUNT, &b->mock_step_us, 0, 1e9,

@@ -23,6 +23,7 @@ struct bench {
     /* words */
     const char *model, *device, *isa, *load_format, *kv_hbm, *kv_dram, *json, *svg, *fill;
     struct args_list batches, contexts, plugins, budgets, options, hot, feeds, tokens;
+    const char *kv_cache_dtype;
     uint32_t threads, block_rows, steps, warm, chunk, exempt_layers, seed, repeat, patience_s;
     uint32_t min_rows, mock_step_us;
     double top_p;

@@ -509,11 +509,13 @@ status bench_decode(struct bench *b)
     cJSON_AddStringToObject(b->sheet, "load_format", b->load_format);
     cJSON_AddStringToObject(b->sheet, "fill", b->fill);
     cJSON_AddNumberToObject(b->sheet, "block_size", b->block_rows);
+    cJSON_AddStringToObject(b->sheet, "kv_cache_dtype", kv_type_name(b->config.kv_type));
     cJSON_AddNumberToObject(b->sheet, "exempt_layers", b->exempt_layers);
     cJSON_AddNumberToObject(b->sheet, "min_rows", b->min_rows);
     TRY(run_grid(b, &g));
-    printf("%s, blocks of %u, %u exempt layers, %u steps behind %u\n%s\n\n",
-           sheet_text(b->sheet, "backend"), b->block_rows, b->exempt_layers, b->steps, b->warm,
+    printf("%s, blocks of %u%s, %u exempt layers, %u steps behind %u\n%s\n\n",
+           sheet_text(b->sheet, "backend"), b->block_rows,
+           b->config.kv_type == KV_E4M3 ? " in fp8" : "", b->exempt_layers, b->steps, b->warm,
            g.computed
                ? "KV of the prompts: computed"
                : "synthetic KV: a prompt's K and V are random rows, its last row is computed");

@@ -127,6 +127,7 @@ status bench_prefill(struct bench *b)
     cJSON_AddStringToObject(b->sheet, "load_format", b->load_format);
     cJSON_AddNumberToObject(b->sheet, "chunk", b->chunk);
     cJSON_AddNumberToObject(b->sheet, "block_size", b->block_rows);
+    cJSON_AddStringToObject(b->sheet, "kv_cache_dtype", kv_type_name(b->config.kv_type));
     TRY(bench_run_open(&r, &cfg));
     cJSON_AddStringToObject(b->sheet, "backend", r.info->backend);
     /* What the first step of such a size sets up is no prompt's time. */

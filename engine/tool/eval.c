@@ -33,7 +33,8 @@ status eval_open(struct eval *e, uint32_t max_positions)
                                         .max_positions = max_positions,
                                         .rope_scale = e->rope_scale,
                                         .policy = e->policy,
-                                        .policy_file = e->policy_file};
+                                        .policy_file = e->policy_file,
+                                        .kv_type = e->kv_type};
     eval_run_close(e->run);
     e->run = NULL;
     if (e->model == NULL)
@@ -260,6 +261,7 @@ static const struct eval_command *find_command(const char *name)
 static void preset(struct eval *e)
 {
     e->block_rows = 8;
+    e->kv_cache_dtype = "auto";
     e->exempt_layers = 1;
     e->context = 7232;
     e->tokens = 192;
@@ -289,7 +291,10 @@ static int run_command(struct eval *e, const struct eval_command *c)
     cJSON_AddStringToObject(e->sheet, "model", e->model ? e->model : "");
     cJSON_AddNumberToObject(e->sheet, "exempt_layers", e->exempt_layers);
     default_lists(e);
-    status st = c->run(e);
+    status st = kv_type_find(e->kv_cache_dtype, &e->kv_type);
+    cJSON_AddStringToObject(e->sheet, "kv_cache_dtype", kv_type_name(e->kv_type));
+    if (st == OK)
+        st = c->run(e);
     if (st == OK)
         st = sheet_save(e->sheet, e->json);
     if (st != OK)
@@ -316,6 +321,8 @@ int eval_verb(int argc, char **argv, const char *model)
         {"rows", ARGS_COUNT, &e->rows, 1, 1024, "robustness, planted: queries"},
         {"mode", ARGS_LIST, &e->modes, 0, 0, "planted: kinds of traces; all without it"},
         {"block-size", ARGS_COUNT, &e->block_rows, 8, 32, "positions per block: 8 or 16"},
+        {"kv-cache-dtype", ARGS_TEXT, &e->kv_cache_dtype, 0, 0,
+         "auto, bf16, fp8: of pages; kl compares with bf16"},
         {"exempt-layers", ARGS_COUNT, &e->exempt_layers, 0, 1024, "first layers that stay dense"},
         {"head-policy", ARGS_TEXT, &e->policy, 0, 0, "none, streaming, duo, razor"},
         {"head-policy-file", ARGS_TEXT, &e->policy_file, 0, 0, "of duo and razor"},

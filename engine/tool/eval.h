@@ -21,6 +21,7 @@ struct eval_setting {
 struct eval {
     /* words */
     const char *model, *isa, *text_file, *json, *svg, *policy, *policy_file, *out, *cache;
+    const char *kv_cache_dtype;
     struct args_list plugins, options, budgets, tasks, lengths, modes, pieces;
     uint32_t threads, block_rows, exempt_layers, context, tokens, offset, depths, samples, rows;
     uint32_t interval;
@@ -28,6 +29,7 @@ struct eval {
     double rope_scale, top_p;
     uint32_t seed;
 
+    enum kv_type kv_type; /* of the next eval_open */
     struct eval_run *run;
     const struct kv_geometry *geo; /* of the run, or of a trace: what options are checked against */
     struct token_scratch *scratch;
@@ -72,6 +74,9 @@ void eval_progress(struct eval *e, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Prefills e->context tokens and computes e->tokens behind them densely, which makes the text that
  * eval_kl_rows compares on. logits: [tokens][vocab]. */
 status eval_kl_dense(struct eval *e, float *logits);
+/* Where pages are to be of fp8: the same with pages of bf16 into *out, allocated, and e->reference; so what
+ * follows is compared with that, and KL is what both cost together. Else nothing. The model is closed. */
+status eval_kl_reference(struct eval *e, float **out);
 /* A row for each setting: KL over e->tokens teacher-forced tokens behind e->context, to
  * e->reference or else to the dense rows of this run. */
 status eval_kl_rows(struct eval *e, cJSON *rows);

@@ -31,13 +31,13 @@ struct bench {
 static status bench_memory(struct bench *b, uint32_t positions)
 {
     struct backend *be = b->be;
-    enum { HALVES = 2, BF16_BYTES = 2 };
     uint32_t rows = b->e->block_rows;
     b->geo = (struct kv_geometry){.block_rows = rows,
                                   .layers = 1,
                                   .kv_heads = PLANTED_KV_HEADS,
                                   .head_dim = DIM,
-                                  .page_bytes = (size_t)rows * DIM * HALVES * BF16_BYTES};
+                                  .type = b->e->kv_type};
+    b->geo.page_bytes = kv_page_bytes(&b->geo);
     b->geo.n_lanes[LANE_SPARSE] = PLANTED_KV_HEADS;
     b->geo.block_bytes[LANE_SPARSE] = PLANTED_KV_HEADS * b->geo.page_bytes;
     b->n_segments = positions / SEGMENT_ROWS;

@@ -59,6 +59,7 @@ static uint32_t count(const struct eval *e, uint32_t n)
 static void words_of(struct eval *e, const struct quality_piece *p)
 {
     e->block_rows = p->block_rows;
+    e->kv_type = p->kv_type;
     e->context = length(e, p->context);
     e->tokens = e->depths = e->samples = e->rows = count(e, p->count);
     e->lengths.n = e->tasks.n = e->plugins.n = e->options.n = e->budgets.n = e->modes.n = 0;
@@ -220,11 +221,22 @@ static status planted(struct eval *e, cJSON *rows)
     return eval_planted_rows(e, rows);
 }
 
+static status kl(struct eval *e, const struct quality_piece *p, cJSON *rows)
+{
+    float *reference = NULL;
+    status st = eval_kl_reference(e, &reference);
+    if (st == OK)
+        st = plain(e, p, 0, eval_kl_rows, rows);
+    mem_free(reference);
+    e->reference = NULL;
+    return st;
+}
+
 static status measure(struct eval *e, const struct quality_piece *p, cJSON *rows)
 {
     words_of(e, p);
     switch (p->kind) {
-    case QUALITY_KL: return plain(e, p, 0, eval_kl_rows, rows);
+    case QUALITY_KL: return kl(e, p, rows);
     case QUALITY_CONTEXTS: return contexts(e, p, rows);
     case QUALITY_PLACES: return places(e, p, rows);
     case QUALITY_POLICIES: return policies(e, p, rows);

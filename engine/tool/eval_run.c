@@ -68,7 +68,8 @@ static void take_keys(struct watched *w, const struct append_args *a, uint32_t n
         for (uint32_t h = 0; h < g->kv_heads; h++)
             rotate_half(k + (size_t)h * d, a->rope_cos + angle, a->rope_sin + angle, d / 2);
         for (size_t j = 0; j < row_k; j++)
-            k[j] = bf16_to_f32(f32_to_bf16(k[j]));
+            k[j] = g->type == KV_E4M3 ? e4m3_to_f32(f32_to_e4m3(k[j]))
+                                      : bf16_to_f32(f32_to_bf16(k[j]));
     }
 }
 
@@ -192,13 +193,12 @@ static status open_all(struct eval_run *r, const struct eval_run_config *cfg)
     r->max_positions = (cfg->max_positions + SEGMENT_ROWS - 1) / SEGMENT_ROWS * SEGMENT_ROWS;
     r->n_blocks = r->max_positions / cfg->block_rows;
     r->n_segments = r->max_positions / SEGMENT_ROWS;
-    enum { HALVES = 2, BF16_BYTES = 2 };
     r->geo = (struct kv_geometry){.block_rows = cfg->block_rows,
                                   .layers = s->layers,
                                   .kv_heads = s->kv_heads,
                                   .head_dim = s->head_dim,
-                                  .page_bytes =
-                                      (size_t)cfg->block_rows * s->head_dim * HALVES * BF16_BYTES};
+                                  .type = cfg->kv_type};
+    r->geo.page_bytes = kv_page_bytes(&r->geo);
     TRY(classify(r, cfg));
     if (cfg->rope_scale > 1)
         TRY(stretch_rope(r, cfg->rope_scale));

@@ -24,6 +24,7 @@ struct eval_run_config {
     uint32_t max_positions; /* of the longest sequence */
     double rope_scale; /* > 1: positions beyond the model's, by NTK-aware scaling of the base */
     const char *policy, *policy_file; /* head policy; NULL: none */
+    enum kv_type kv_type;
 };
 
 struct eval_run; /* one model, one sequence */

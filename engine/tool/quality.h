@@ -29,6 +29,7 @@ enum quality_kind {
 struct quality_piece {
     const char *name, *title, *text;
     enum quality_kind kind;
+    enum kv_type kv_type; /* of pages; KL is to dense rows over pages of bf16 in any case */
     uint32_t block_rows, context, n_budgets, count; /* count: tokens, depths, samples or rows */
     struct quality_line lines[QUALITY_LINES];       /* up to the first without a plug-in */
 };

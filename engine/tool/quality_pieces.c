@@ -59,6 +59,19 @@ const struct quality_piece quality_pieces[] = {
                {"oracle", "layout=wave,estimate=0.25", {0.021}, NULL},
                {"oracle", "", {0, 0.028, 0.012}, "oracle, pages of 16"},
                {"quest", "", {0.149, 0.075, 0.044}, "quest, 16 rows"}}},
+    {.name = "kl-fp8",
+     .title = "KL of fp8 pages to dense rows over bf16 pages",
+     .text =
+         "`--kv-cache-dtype fp8`: rows are rounded to e4m3 when they are written, without a scale. "
+         "`dense` is what the rounding costs alone. Nearly all of it comes from K: three bits of "
+         "fraction of its few large channels.",
+     .kind = QUALITY_KL,
+     .kv_type = KV_E4M3,
+     .block_rows = 8,
+     .context = 7232,
+     .n_budgets = 3,
+     .count = 192,
+     .lines = {{"dense", "", {0}, NULL}, {"wave", "", {0}, NULL}, {"quest", "", {0}, NULL}}},
     {.name = "kl-places",
      .title = "KL at other places of the text",
      .text = "The same with another 7,232 tokens. How far places differ is how far one number can "

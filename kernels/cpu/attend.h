@@ -14,7 +14,12 @@
  *
  * A page is K[head_dim / 2][R][2] then V[R / 2][head_dim][2]: a vector load brings pairs of bf16
  * numbers, which a shift and a mask turn into two vectors of floats; scores need no sums across
- * a vector, and rows of a group of heads share every load. */
+ * a vector, and rows of a group of heads share every load.
+ *
+ * Pairs of e4m3 numbers become pairs of f16 numbers by a shift and a mask, subnormals too, and those the
+ * machine converts; all are 2^-8 of what they should be then, which the scale of scores and one
+ * multiplication of a partial result put right, exactly. NaN alone would read as 480. So a row with a NaN
+ * in K or V has one as its key's first number (append sees to it), and vector kernels look there. */
 #ifndef KERNELS_CPU_ATTEND_H
 #define KERNELS_CPU_ATTEND_H
 

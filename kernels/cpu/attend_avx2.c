@@ -21,7 +21,7 @@ typedef __m256i vp; /* 8 pairs of bf16 numbers */
 #define vp_load(p)             _mm256_loadu_si256((const __m256i *)(const void *)(p))
 #define vp_first(x)            _mm256_castsi256_ps(_mm256_slli_epi32((x), 16))
 #define vp_second(x)           _mm256_castsi256_ps(_mm256_and_si256((x), _mm256_set1_epi32(-0x10000)))
-#define vp_load_halves(lo, hi) vp_load(lo) /* never needed: R >= 8 */
+#define vp_load_halves(lo, hi) ((void)(hi), vp_load(lo)) /* never needed: R >= 8 */
 
 static inline __m256i first_lanes(int n)
 {
@@ -31,6 +31,22 @@ static inline __m256i first_lanes(int n)
 static inline vp vp_load_n(const uint8_t *p, uint32_t n)
 {
     return _mm256_maskload_epi32((const int *)(const void *)p, first_lanes((int)n));
+}
+
+typedef __m128i vp8; /* 8 pairs of e4m3 numbers */
+
+#define vp8_load(p)             _mm_loadu_si128((const __m128i *)(const void *)(p))
+#define vp8_load_halves(lo, hi) ((void)(hi), vp8_load(lo)) /* never needed */
+/* e4m3 in the upper byte: f16 of 2^-8 of it has the sign there and the rest one bit lower. */
+#define vp8_widen(x)  _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16((x), 1), _mm_set1_epi16(-0x4080)))
+#define vp8_first(x)  vp8_widen(_mm_slli_epi16((x), 8))
+#define vp8_second(x) vp8_widen(x)
+
+static inline vp8 vp8_load_n(const uint8_t *p, uint32_t n)
+{
+    uint16_t some[VW] = {0};
+    memcpy(some, p, (size_t)n * 2);
+    return vp8_load(some);
 }
 
 /* As vf_load of numbers that are integers; what lies beyond n is not read. */
@@ -96,6 +112,26 @@ static inline void vf_store_bf16(void *out, vf x)
     r = _mm256_blendv_epi8(_mm256_srli_epi32(r, 16), quiet, nan);
     r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
     _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(r));
+}
+
+/* As f32_to_e4m3. */
+static inline void vf_store_e4m3(void *out, vf x)
+{
+    __m256i u = _mm256_castps_si256(x), mag = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(mag, 20), _mm256_set1_epi32(1));
+    __m256i r = _mm256_add_epi32(_mm256_add_epi32(mag, _mm256_set1_epi32(0x7ffff)), odd);
+    r = _mm256_sub_epi32(_mm256_srli_epi32(r, 20), _mm256_set1_epi32(120 << 3));
+    r = _mm256_min_epi32(r, _mm256_set1_epi32(0x7e));
+    __m256i small = _mm256_castps_si256(vf_add(_mm256_castsi256_ps(mag), vf_set1(0x1p14f)));
+    __m256i low = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), mag);
+    small = _mm256_sub_epi32(small, _mm256_set1_epi32(0x46800000));
+    r = _mm256_blendv_epi8(r, small, low);
+    r = _mm256_or_si256(r, _mm256_and_si256(_mm256_srli_epi32(u, 24), _mm256_set1_epi32(0x80)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7f), nan);
+    r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+    r = _mm256_packus_epi16(r, r);
+    _mm_storel_epi64((__m128i *)out, _mm256_castsi256_si128(r));
 }
 
 #include "kernels/cpu/attend_vec.h"

@@ -28,6 +28,20 @@ typedef __m512i vp; /* 16 pairs of bf16 numbers */
         _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)(lo))), \
         _mm256_loadu_si256((const __m256i *)(const void *)(hi)), 1)
 
+typedef __m256i vp8; /* 16 pairs of e4m3 numbers */
+
+#define vp8_load(p)      _mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define vp8_load_n(p, n) _mm256_maskz_loadu_epi16(first_lanes((int)(n)), (p))
+#define vp8_load_halves(lo, hi)                                                       \
+    _mm256_inserti128_si256(                                                          \
+        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(lo))), \
+        _mm_loadu_si128((const __m128i *)(const void *)(hi)), 1)
+/* e4m3 in the upper byte: f16 of 2^-8 of it has the sign there and the rest one bit lower. */
+#define vp8_widen(x) \
+    _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16((x), 1), _mm256_set1_epi16(-0x4080)))
+#define vp8_first(x)  vp8_widen(_mm256_slli_epi16((x), 8))
+#define vp8_second(x) vp8_widen(x)
+
 /* As vf_load of numbers that are integers; what lies beyond n is not read. */
 #define vf_load_i8(p) \
     _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(p))))
@@ -67,6 +81,23 @@ static inline void vf_store_bf16(void *out, vf x)
     __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     r = _mm512_mask_or_epi32(_mm512_srli_epi32(r, 16), nan, half, _mm512_set1_epi32(0x40));
     _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16(r));
+}
+
+/* As f32_to_e4m3. */
+static inline void vf_store_e4m3(void *out, vf x)
+{
+    __m512i u = _mm512_castps_si512(x), mag = _mm512_and_si512(u, _mm512_set1_epi32(0x7fffffff));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(mag, 20), _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(_mm512_add_epi32(mag, _mm512_set1_epi32(0x7ffff)), odd);
+    r = _mm512_sub_epi32(_mm512_srli_epi32(r, 20), _mm512_set1_epi32(120 << 3));
+    r = _mm512_min_epi32(r, _mm512_set1_epi32(0x7e));
+    vf small = _mm512_add_ps(_mm512_castsi512_ps(mag), _mm512_set1_ps(0x1p14f));
+    __mmask16 low = _mm512_cmplt_epi32_mask(mag, _mm512_set1_epi32(0x3c800000));
+    r = _mm512_mask_sub_epi32(r, low, _mm512_castps_si512(small), _mm512_set1_epi32(0x46800000));
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    r = _mm512_mask_mov_epi32(_mm512_or_si512(r, sign), nan, _mm512_set1_epi32(0x7f));
+    _mm_storeu_si128((__m128i *)out, _mm512_cvtepi32_epi8(r));
 }
 
 #include "kernels/cpu/attend_vec.h"

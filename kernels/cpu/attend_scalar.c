@@ -1,28 +1,10 @@
 /* Attention in portable C: the reference for the kernels per instruction set. The order of sums is
  * that of attend.h; multiplication and addition round separately here. Bound by being scalar. */
 #include "kernels/cpu/attend.h"
-#include "kernels/dtype.h"
+#include "kernels/cpu/page.h"
 
 #include <math.h>
 #include <string.h>
-
-static uint16_t page_number(const uint8_t *page, size_t i)
-{
-    uint16_t x;
-    memcpy(&x, page + i * 2, sizeof x);
-    return x;
-}
-
-static float key_at(const uint8_t *page, uint32_t rows, uint32_t row, uint32_t i)
-{
-    return bf16_to_f32(page_number(page, ((size_t)(i / 2) * rows + row) * 2 + i % 2));
-}
-
-static float value_at(const uint8_t *page, uint32_t rows, uint32_t dim, uint32_t row, uint32_t j)
-{
-    size_t half = (size_t)rows * dim;
-    return bf16_to_f32(page_number(page, half + ((size_t)(row / 2) * dim + j) * 2 + row % 2));
-}
 
 static const uint8_t *page_of(const struct attend_part *a, uint32_t pos)
 {
@@ -39,14 +21,15 @@ static bool is_shown(const struct attend_part *a, uint32_t pos)
 static void attend_group(const struct attend_part *a, const float *q, uint32_t query, uint32_t pos,
                          uint32_t n)
 {
-    uint32_t dim = a->geo->head_dim, rows = a->geo->block_rows;
+    const struct kv_geometry *g = a->geo;
+    uint32_t dim = g->head_dim, rows = g->block_rows;
     float p[ATTEND_GROUP] = {0}, max = a->m[query], *o = a->o + (size_t)query * a->o_stride;
     for (uint32_t t = 0; t < n; t++) {
         float sum = 0;
         if (!is_shown(a, pos + t))
             continue;
         for (uint32_t i = 0; i < dim; i++)
-            sum += q[i] * key_at(page_of(a, pos + t), rows, (pos + t) % rows, i);
+            sum += q[i] * page_get(page_of(a, pos + t), g->type, page_key(g, (pos + t) % rows, i));
         p[t] = sum * (a->scale * (float)M_LOG2E);
         max = p[t] > max ? p[t] : max;
     }
@@ -61,7 +44,8 @@ static void attend_group(const struct attend_part *a, const float *q, uint32_t q
         p[t] = exp2f(p[t] - max);
         a->l[query] += p[t];
         for (uint32_t j = 0; j < dim; j++)
-            o[j] += p[t] * value_at(page_of(a, pos + t), rows, dim, (pos + t) % rows, j);
+            o[j] +=
+                p[t] * page_get(page_of(a, pos + t), g->type, page_value(g, (pos + t) % rows, j));
     }
 }
 
@@ -123,7 +107,7 @@ static void finish(const float *o, float l, float *out, uint32_t dim)
 static void append(const struct append_row *a)
 {
     const struct kv_geometry *g = a->kv->geo;
-    uint32_t dim = g->head_dim, half = dim / 2, rows = g->block_rows;
+    uint32_t dim = g->head_dim, half = dim / 2;
     for (uint32_t h = 0; h < a->heads + g->kv_heads; h++) {
         float *x = a->qkv + (size_t)h * dim;
         for (uint32_t i = 0; i < half; i++) {
@@ -136,14 +120,14 @@ static void append(const struct append_row *a)
         const float *k = a->qkv + (size_t)(a->heads + h) * dim;
         const float *v = k + (size_t)g->kv_heads * dim;
         uint8_t *page = append_page(a, h);
+        bool nan = false;
         for (uint32_t i = 0; i < dim; i++) {
-            uint16_t x = f32_to_bf16(k[i]), y = f32_to_bf16(v[i]);
-            size_t kp = ((size_t)(i / 2) * rows + a->page_row) * 2 + i % 2;
-            size_t vp =
-                (size_t)rows * dim + ((size_t)(a->page_row / 2) * dim + i) * 2 + a->page_row % 2;
-            memcpy(page + kp * 2, &x, sizeof x);
-            memcpy(page + vp * 2, &y, sizeof y);
+            page_put(page, g->type, page_key(g, a->page_row, i), k[i]);
+            page_put(page, g->type, page_value(g, a->page_row, i), v[i]);
+            nan |= isnan(k[i]) || isnan(v[i]);
         }
+        if (nan && g->type == KV_E4M3)
+            page_put(page, g->type, page_key(g, a->page_row, 0), NAN); /* attend.h */
     }
 }
 

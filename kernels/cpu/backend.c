@@ -108,6 +108,7 @@ static const struct backend_ops cpu_ops = {
     .act_bytes = sizeof(float),
     .step_rows = 256,
     .step_seqs = 64,
+    .keeps_fp8 = true,
     .close = cpu_close,
     .describe = cpu_describe,
     .alloc = cpu_alloc,

@@ -21,15 +21,17 @@ V16_FN void sixteen(const struct known_lane *l, const float *q, uint32_t pos, co
 {
     const struct kv_geometry *g = l->a->kv->geo;
     uint32_t rows = g->block_rows, page = pos / rows, last = (l->sink_rows - 1) / rows;
-    const uint8_t *a = page_at(l, page) + (size_t)(pos % rows) * 4, *b = a;
+    const bool fp8 = g->type == KV_E4M3;
+    const uint32_t pair = 2 * kv_number_bytes(g->type);
+    const uint8_t *a = page_at(l, page) + (size_t)(pos % rows) * pair, *b = a;
     v16f even[KNOWN_HEADS], odd[KNOWN_HEADS], scale = v16_set1(l->a->scale);
     if (rows < V16)
         b = page_at(l, page < last ? page + 1 : page);
     V16_UNROLL for (uint32_t h = 0; h < n; h++) even[h] = odd[h] = v16_zero();
     for (uint32_t c = 0; c < g->head_dim; c += 2) {
-        size_t at = (size_t)c / 2 * rows * 4;
-        v16i pairs = rows < V16 ? v16i_load_halves(a + at, b + at) : v16i_load(a + at);
-        v16f x = v16_first(pairs), y = v16_second(pairs);
+        size_t at = (size_t)c / 2 * rows * pair;
+        v16i pairs = v16i_load_pairs(a + at, b + at, rows < V16, fp8);
+        v16f x = v16_first_of(pairs, fp8), y = v16_second_of(pairs, fp8);
         V16_UNROLL for (uint32_t h = 0; h < n; h++)
         {
             even[h] = v16_fma(x, v16_set1(q[h * g->head_dim + c]), even[h]);

@@ -320,17 +320,19 @@ static void row_logits(const struct score_part *p, uint32_t segment, const float
 {
     const struct kv_geometry *g = p->a->kv->geo;
     uint32_t rows = g->block_rows, page = segment * (SEGMENT_ROWS / rows);
+    const bool fp8 = g->type == KV_E4M3;
+    const uint32_t pair = 2 * kv_number_bytes(g->type);
     v16f scale = v16_set1(p->a->scale);
     for (uint32_t r = 0; r < SEGMENT_ROWS; r += V16) {
-        const uint8_t *a = page_at(p, page + r / rows) + (size_t)(r % rows) * 4, *b = a;
+        const uint8_t *a = page_at(p, page + r / rows) + (size_t)(r % rows) * pair, *b = a;
         v16f acc = v16_zero();
         if (rows < V16)
             b = page_at(p, page + r / rows + 1);
         for (uint32_t c = 0; c < g->head_dim;
-             c += 2, a += (size_t)rows * 4, b += (size_t)rows * 4) {
-            v16i pairs = rows < V16 ? v16i_load_halves(a, b) : v16i_load(a);
-            acc = v16_fma(v16_first(pairs), v16_set1(q[c]), acc);
-            acc = v16_fma(v16_second(pairs), v16_set1(q[c + 1]), acc);
+             c += 2, a += (size_t)rows * pair, b += (size_t)rows * pair) {
+            v16i pairs = v16i_load_pairs(a, b, rows < V16, fp8);
+            acc = v16_fma(v16_first_of(pairs, fp8), v16_set1(q[c]), acc);
+            acc = v16_fma(v16_second_of(pairs, fp8), v16_set1(q[c + 1]), acc);
         }
         v16_store(out + r, v16_mul(acc, scale));
     }

@@ -3,6 +3,7 @@
  * pool starts; nothing is allocated once the largest shape has been seen. */
 #include "kernels/cpu/seal.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/page.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,16 @@
 struct seal_scratch {
     float *floats; /* [threads][worker_floats] */
     size_t max_floats, worker_floats;
+    struct seal_tables tables;
 };
+
+static void fill_tables(struct seal_tables *t)
+{
+    for (uint32_t i = 0; i < ARRAY_LEN(t->bf16); i++) {
+        t->bf16[i] = f32_to_bf16(e4m3_to_f32((uint8_t)i));
+        t->e4m3[t->bf16[i] >> 4] = (uint8_t)i;
+    }
+}
 
 static void *grow_scratch(struct seal_scratch *s, size_t worker_floats, uint32_t threads)
 {
@@ -69,6 +79,7 @@ static void seal_lane_number(const struct seal_call *c, uint32_t lane, float *wo
                           .sink_rows = sink_rows_of(g, &a->desc, a->segment),
                           .work = work,
                           .codes = c->b->codes,
+                          .tables = &c->b->seal_scratch->tables,
                           .first_record = digest_lane(a->kv, first, layer, head)};
     c->b->seal->lane(&s);
 }
@@ -112,16 +123,16 @@ static const uint8_t *page_in(const struct kv_memory *kv, block_id b, size_t off
 }
 
 /* Row `from` of a page to row `to` of another. */
-static void copy_row(uint8_t *to_page, uint32_t to, const uint8_t *from_page, uint32_t from,
-                     uint32_t rows, uint32_t dim)
+static void copy_row(const struct kv_geometry *g, uint8_t *to_page, uint32_t to,
+                     const uint8_t *from_page, uint32_t from)
 {
-    for (uint32_t i = 0; i < dim / 2; i++)
-        memcpy(to_page + ((size_t)i * rows + to) * 4, from_page + ((size_t)i * rows + from) * 4, 4);
-    uint8_t *v = to_page + ((size_t)rows + to - to % 2) * dim * 2 + (size_t)(to % 2) * 2;
-    const uint8_t *w =
-        from_page + ((size_t)rows + from - from % 2) * dim * 2 + (size_t)(from % 2) * 2;
-    for (uint32_t j = 0; j < dim; j++)
-        memcpy(v + (size_t)j * 4, w + (size_t)j * 4, 2);
+    const uint32_t number = kv_number_bytes(g->type);
+    for (uint32_t c = 0; c < g->head_dim; c += 2)
+        memcpy(to_page + page_key(g, to, c) * number, from_page + page_key(g, from, c) * number,
+               2 * (size_t)number);
+    for (uint32_t c = 0; c < g->head_dim; c++)
+        memcpy(to_page + page_value(g, to, c) * number, from_page + page_value(g, from, c) * number,
+               number);
 }
 
 static void unpermute_lane(const struct unpermute_args *a, uint32_t lane)
@@ -139,8 +150,7 @@ static void unpermute_lane(const struct unpermute_args *a, uint32_t lane)
             continue;
         uint8_t *to = (uint8_t *)a->kv->hbm[LANE_SPARSE] +
                       a->to[p / rows] * g->block_bytes[LANE_SPARSE] + offset;
-        copy_row(to, p % rows, page_in(a->kv, a->from[i / rows], offset), i % rows, rows,
-                 g->head_dim);
+        copy_row(g, to, p % rows, page_in(a->kv, a->from[i / rows], offset), i % rows);
     }
 }
 
@@ -172,6 +182,7 @@ status cpu_seal_open(struct cpu_backend *b)
         b->seal = &seal_avx2;
 #endif
     b->seal_scratch = mem_alloc(sizeof *b->seal_scratch);
+    fill_tables(&b->seal_scratch->tables);
     return OK;
 }
 

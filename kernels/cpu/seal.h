@@ -14,6 +14,13 @@ enum {
     SEAL_KMEANS_ITERATIONS = 10, /* assignments, as in RetroInfer */
 };
 
+/* Between e4m3 and bf16, which has all its numbers: rows are bf16 while they are sealed. The four lower bits
+ * of a bf16 are 0 then. */
+struct seal_tables {
+    uint16_t bf16[256];    /* by e4m3 */
+    uint8_t e4m3[1 << 12]; /* by the upper 12 bits of a bf16 */
+};
+
 struct seal_lane {
     const struct kv_geometry *geo;
     const struct digest_desc *desc;
@@ -25,6 +32,7 @@ struct seal_lane {
     uint32_t sink_rows; /* rows of the sinks' pages in this segment */
     float *work;        /* seal_work_floats() of the calling worker, 64-byte aligned */
     const struct codes_kernels *codes; /* DIGEST_CODES */
+    const struct seal_tables *tables;  /* KV_E4M3 */
     const uint8_t *first_record;       /* the lane's part of segment 0's */
 };
 

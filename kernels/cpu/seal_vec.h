@@ -71,6 +71,43 @@ static const uint8_t *from_page(const struct seal_lane *a, uint32_t page)
     return a->from + a->from_blocks[page] * a->geo->block_bytes[LANE_SPARSE];
 }
 
+/* A page of e4m3 to rows of bf16. */
+static void read_page8(const struct seal_state *s, const uint8_t *page, uint16_t *keys,
+                       uint16_t *values)
+{
+    const uint16_t *wide = s->a->tables->bf16;
+    for (uint32_t i = 0; i < s->dim; i += 2)
+        for (uint32_t r = 0; r < s->rows; r++, page += 2) {
+            keys[(size_t)r * s->stride + i] = wide[page[0]];
+            keys[(size_t)r * s->stride + i + 1] = wide[page[1]];
+        }
+    for (uint32_t r = 0; r < s->rows; r += 2)
+        for (uint32_t j = 0; j < s->dim; j++, page += 2) {
+            values[(size_t)r * s->stride + j] = wide[page[0]];
+            values[(size_t)(r + 1) * s->stride + j] = wide[page[1]];
+        }
+}
+
+/* The inverse: rows order[0 .. R). */
+static void write_page8(const struct seal_state *s, const uint16_t *order, uint8_t *page)
+{
+    const uint8_t *narrow = s->a->tables->e4m3;
+    for (uint32_t i = 0; i < s->dim; i += 2)
+        for (uint32_t r = 0; r < s->rows; r++, page += 2) {
+            const uint16_t *key = s->keys + (size_t)order[r] * s->stride + i;
+            page[0] = narrow[key[0] >> 4];
+            page[1] = narrow[key[1] >> 4];
+        }
+    for (uint32_t r = 0; r < s->rows; r += 2) {
+        const uint16_t *even = s->values + (size_t)order[r] * s->stride;
+        const uint16_t *odd = s->values + (size_t)order[r + 1] * s->stride;
+        for (uint32_t j = 0; j < s->dim; j++, page += 2) {
+            page[0] = narrow[even[j] >> 4];
+            page[1] = narrow[odd[j] >> 4];
+        }
+    }
+}
+
 /* K[dim / 2][R][2] and V[R / 2][dim][2] to rows by position, padded with zeros. */
 static void read_rows(const struct seal_state *s)
 {
@@ -85,6 +122,10 @@ static void read_rows(const struct seal_state *s)
         const uint32_t *v = (const void *)(page + (size_t)rows * dim * 2);
         uint16_t *keys = s->keys + (size_t)p * rows * s->stride;
         uint16_t *values = s->values + (size_t)p * rows * s->stride;
+        if (s->a->geo->type == KV_E4M3) {
+            read_page8(s, page, keys, values);
+            continue;
+        }
         for (uint32_t i = 0; i < dim / 2; i++)
             for (uint32_t r = 0; r < rows; r++)
                 memcpy(keys + (size_t)r * s->stride + 2 * (size_t)i, &k[i * rows + r], 4);
@@ -112,6 +153,10 @@ static void write_rows(const struct seal_state *s)
         uint8_t *page = s->a->to + s->a->to_blocks[p] * s->a->geo->block_bytes[LANE_SPARSE];
         uint32_t *k = (void *)page, *v = (void *)(page + (size_t)rows * dim * 2);
         const uint16_t *order = s->order.order + (size_t)p * rows;
+        if (s->a->geo->type == KV_E4M3) {
+            write_page8(s, order, page);
+            continue;
+        }
         for (uint32_t r = 0; r < rows; r++) {
             const uint16_t *key = s->keys + (size_t)order[r] * s->stride;
             for (uint32_t i = 0; i < dim / 2; i++)
@@ -270,7 +315,7 @@ static void digest_centroids(const struct seal_state *s)
                   digest_vectors_at(s->a->record + l->coarse, s->dim));
 }
 
-/* Keys are bf16, so their least and greatest are exact. */
+/* Keys are bf16 here, so their least and greatest are exact. */
 static void digest_minmax(const struct seal_state *s)
 {
     const struct digest_layout *l = &s->a->layout;

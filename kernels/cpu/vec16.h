@@ -506,6 +506,17 @@ V16_FN v16f v16_load_bf16(const void *p)
     return v16_of_bits(v16i_shl(v16i_load_u16(p), 16));
 }
 
+/* 16 pairs of a page's numbers, 8 at p and 8 at q if those are apart: lanes for v16_first_of. */
+V16_FN v16i v16i_load_pairs(const uint8_t *p, const uint8_t *q, bool apart, bool fp8)
+{
+    uint8_t both[32];
+    if (!fp8)
+        return apart ? v16i_load_halves(p, q) : v16i_load(p);
+    memcpy(both, p, 16);
+    memcpy(both + 16, apart ? q : p + 16, 16);
+    return v16i_load_u16(both);
+}
+
 /* First and second number of 16 pairs of bf16. */
 V16_FN v16f v16_first(v16i pairs)
 {
@@ -514,6 +525,27 @@ V16_FN v16f v16_first(v16i pairs)
 V16_FN v16f v16_second(v16i pairs)
 {
     return v16_of_bits(v16i_and(pairs, v16i_set1(-0x10000)));
+}
+
+/* 16 numbers of e4m3, a byte each, in the lanes. */
+V16_FN v16f v16_e4m3(v16i bytes)
+{
+    v16i mag = v16i_and(bytes, v16i_set1(0x7f)), sign = v16i_and(bytes, v16i_set1(0x80));
+    v16f x = v16_of_bits(v16i_add(v16i_shl(mag, 20), v16i_set1(120 << 23)));
+    v16f small = v16_mul(v16_from_int(mag), v16_set1(0x1p-9f));
+    x = v16_pick(v16i_gt(v16i_set1(8), mag), small, x);
+    x = v16_pick(v16i_eq(mag, v16i_set1(0x7f)), v16_set1(NAN), x);
+    return v16_of_bits(v16i_or(v16_bits(x), v16i_shl(sign, 24)));
+}
+
+/* First and second number of 16 pairs, as loaded. */
+V16_FN v16f v16_first_of(v16i pairs, bool fp8)
+{
+    return fp8 ? v16_e4m3(v16i_and(pairs, v16i_set1(0xff))) : v16_first(pairs);
+}
+V16_FN v16f v16_second_of(v16i pairs, bool fp8)
+{
+    return fp8 ? v16_e4m3(v16i_shr(pairs, 8)) : v16_second(pairs);
 }
 
 V16_FN v16_mask v16_first_lanes(uint32_t n)

@@ -250,6 +250,7 @@ static const struct backend_ops mock_ops = {
     .act_bytes = 4,
     .step_rows = 256,
     .step_seqs = 64,
+    .keeps_fp8 = true,
     .close = mock_close,
     .describe = mock_describe,
     .alloc = mock_alloc,

@@ -23,7 +23,8 @@ static void fail(struct mock *m, status st)
         m->error = st;
 }
 
-/* Where row `row` of the lane's page in a block keeps its canary, whatever class and tier. */
+/* Where row `row` of the lane's page in a block keeps its canary, whatever class and tier: at the
+ * beginning of what its key takes, in a page of its own order. */
 static void *canary_at(const struct kv_memory *kv, uint32_t layer, uint32_t head, block_id b,
                        uint32_t row)
 {
@@ -31,7 +32,7 @@ static void *canary_at(const struct kv_memory *kv, uint32_t layer, uint32_t head
     uint32_t class_ = kv_lane(g, layer, head).class_;
     char *base = (b & BLOCK_IN_DRAM) != 0 ? kv->dram[class_] : kv->hbm[class_];
     return base + (size_t)(b & ~BLOCK_IN_DRAM) * g->block_bytes[class_] +
-           kv_page_offset(g, layer, head) + (size_t)row * g->head_dim * 2;
+           kv_page_offset(g, layer, head) + (size_t)row * g->head_dim * kv_number_bytes(g->type);
 }
 
 static uint32_t read_canary(const struct kv_memory *kv, uint32_t layer, uint32_t head, block_id b,

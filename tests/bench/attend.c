@@ -4,7 +4,7 @@
  *
  * Best of several runs. Ceilings: KV bytes read per
  * second against about 50 GB/s of DRAM on two cores; prefill in f32 FMA against 5.6 G zmm/s a core.
- * Usage: attend [R] [isa: 0 scalar, 1 AVX2, 2 AVX-512] [threads] */
+ * Usage: attend [R] [isa: 0 scalar, 1 AVX2, 2 AVX-512] [threads, 0: all] [type: 0 bf16, 1 e4m3] */
 #include "kernels/core/digest.h"
 #include "kernels/cpu/cpu.h"
 
@@ -39,21 +39,24 @@ struct plan_case {
 static void fill(struct bench *b, uint32_t context)
 {
     uint16_t *p = b->arena;
+    uint8_t *p8 = b->arena;
     size_t n =
         (size_t)context / b->geo.block_rows * b->geo.block_bytes[LANE_SPARSE] / 2 * b->n_seqs;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; b->geo.type == KV_E4M3 && i < 2 * n; i++)
+        p8[i] = (uint8_t)(i * 40503u >> 9 & 0x9f); /* +-0.002 .. +-0.2 */
+    for (size_t i = 0; b->geo.type == KV_BF16 && i < n; i++)
         p[i] = (uint16_t)(0x3c00u | (i * 40503u >> 9 & 0x81ffu)); /* +-0.008 .. +-0.03 */
 }
+
+static enum kv_type type;
 
 static void setup(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_rows, uint32_t len)
 {
     size_t width = (size_t)(HEADS + 2 * KV_HEADS) * DIM, all_rows = (size_t)n_seqs * n_rows;
     uint32_t per_seq = (len + rows - 1) / rows, n = per_seq * n_seqs;
-    b->geo = (struct kv_geometry){.block_rows = rows,
-                                  .layers = LAYERS,
-                                  .kv_heads = KV_HEADS,
-                                  .head_dim = DIM,
-                                  .page_bytes = (size_t)rows * DIM * 4};
+    b->geo = (struct kv_geometry){
+        .block_rows = rows, .layers = LAYERS, .kv_heads = KV_HEADS, .head_dim = DIM, .type = type};
+    b->geo.page_bytes = kv_page_bytes(&b->geo);
     b->geo.block_bytes[LANE_SPARSE] = b->geo.page_bytes * LAYERS * KV_HEADS;
     b->n_seqs = n_seqs;
     b->n_rows = n_rows;
@@ -215,7 +218,8 @@ static void measure(struct bench *b, uint32_t rows, uint32_t n_seqs, uint32_t n_
     setup(b, rows, n_seqs, n_rows, len);
     int runs = (int)(40000000 / ((size_t)len * n_seqs * (n_rows > 1 ? 40 : 1) * 20) + 5);
     time_step(b, runs < 200 ? runs : 200, &append, &attend);
-    double bytes = (double)LAYERS * KV_HEADS * DIM * 4 * len * n_seqs;
+    double row = 2 * DIM * kv_number_bytes(type);
+    double bytes = (double)LAYERS * KV_HEADS * row * len * n_seqs;
     double first = len - n_rows, fma = (double)LAYERS * HEADS * DIM * 2 * n_seqs *
                                        (first * n_rows + 0.5 * n_rows * (n_rows + 1)) / 16;
     printf("%8u %6u %6u %12.0f %12.0f %10.1f %8.2f %9.2f\n", len, n_seqs, n_rows, append, attend,
@@ -234,7 +238,8 @@ static void measure_plan(struct bench *b, uint32_t rows, const struct plan_case 
     time_step(b, 200, &append, &attend);
     double exact = (p->selected + rows - 1) / rows * rows + p->tail;
     uint32_t estimates = b->plans[0].estimate_cap;
-    double bytes = (double)LAYERS * KV_HEADS * DIM * (4 * exact + estimates);
+    double bytes =
+        (double)LAYERS * KV_HEADS * DIM * (2 * kv_number_bytes(type) * exact + estimates);
     double fma = (double)LAYERS * HEADS * DIM * (2 * exact + estimates) / 16;
     printf("%8u %9u %6u %10u %12.0f %12.0f %8.2f %9.2f\n", len, p->selected, p->tail, estimates,
            attend, dense, bytes / attend / 1e3, fma / attend / 1e3);
@@ -252,10 +257,12 @@ int main(int argc, char **argv)
     struct bench *b = mem_alloc(sizeof *b);
     b->be.isa = argc > 2 ? (enum isa)atoi(argv[2]) : ISA_AVX512;
     CHECK(pool_create(&b->be.pool, argc > 3 ? (uint32_t)atoi(argv[3]) : 0, false) == OK);
+    type = argc > 4 && atoi(argv[4]) != 0 ? KV_E4M3 : KV_BF16;
     CHECK(cpu_attend_open(&b->be) == OK && cpu_plan_open(&b->be) == OK);
     if (pool_threads(b->be.pool) == 1)
         timer = CLOCK_THREAD_CPUTIME_ID;
-    printf("R = %u, %u threads; best of many, %u layers\n", rows, pool_threads(b->be.pool), LAYERS);
+    printf("R = %u, %s, %u threads; best of many, %u layers\n", rows,
+           type == KV_E4M3 ? "e4m3" : "bf16", pool_threads(b->be.pool), LAYERS);
     printf("%8s %6s %6s %12s %12s %10s %8s %9s\n", "context", "batch", "rows", "append us",
            "attend us", "us/token", "GB/s", "G FMA/s");
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)

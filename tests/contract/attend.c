@@ -1,6 +1,7 @@
 /* Append and attend of the CPU backend: right against float64, and bit for bit independent of how
  * a prompt was cut, of the batch, of threads and of R.
  *
+ * All of it with pages of bf16 and of e4m3: what is rounded is rounded once, and then exact.
  * Every case makes rows from (stream, position) alone, so the same stream can be run in different
  * ways and compared. The reference rotates and rounds k and v itself and sums in double. */
 #include "kernels/cpu/cpu.h"
@@ -15,6 +16,15 @@ struct shape {
 enum { LAYERS = 2, LAYER = 1, MAX_SEQS = 16 };
 
 static const char *const isa_names[] = {"scalar", "AVX2", "AVX-512"};
+
+/* What the cases that run keep in pages. */
+static enum kv_type kept;
+static const char *const kept_names[] = {"bf16", "e4m3"};
+
+static float rounded(float x)
+{
+    return kept == KV_E4M3 ? e4m3_to_f32(f32_to_e4m3(x)) : bf16_to_f32(f32_to_bf16(x));
+}
 
 static bool isa_runs(enum isa isa)
 {
@@ -104,7 +114,8 @@ static struct world *open_world(enum isa isa, uint32_t threads, struct shape s, 
     CHECK(cpu_attend_open(&w->be) == OK && cpu_plan_open(&w->be) == OK);
     w->geo = (struct kv_geometry){
         .block_rows = s.rows, .layers = LAYERS, .kv_heads = s.kv_heads, .head_dim = s.dim};
-    w->geo.page_bytes = (size_t)s.rows * s.dim * 4;
+    w->geo.type = kept;
+    w->geo.page_bytes = kv_page_bytes(&w->geo);
     w->geo.block_bytes[LANE_SPARSE] = w->geo.page_bytes * LAYERS * s.kv_heads;
     w->arena_bytes = n_blocks * w->geo.block_bytes[LANE_SPARSE];
     w->arena = mem_alloc(w->arena_bytes);
@@ -192,7 +203,7 @@ struct reference {
     struct shape s;
     uint32_t stream;
     struct tables t;
-    double *k, *v; /* [len][kv_heads][dim], rounded to bf16 */
+    double *k, *v; /* [len][kv_heads][dim], rounded */
 };
 
 static struct reference make_reference(struct shape s, uint32_t stream, uint32_t len)
@@ -208,8 +219,8 @@ static struct reference make_reference(struct shape s, uint32_t stream, uint32_t
         for (uint32_t h = 0; h < s.kv_heads; h++)
             rotate(k + (size_t)h * s.dim, &r.t, p, s.dim);
         for (size_t i = 0; i < kv; i++) {
-            r.k[p * kv + i] = (double)bf16_to_f32(f32_to_bf16(k[i]));
-            r.v[p * kv + i] = (double)bf16_to_f32(f32_to_bf16(k[kv + i]));
+            r.k[p * kv + i] = (double)rounded(k[i]);
+            r.v[p * kv + i] = (double)rounded(k[kv + i]);
         }
     }
     mem_free(row);
@@ -313,11 +324,13 @@ static void every_shape_agrees_with_float64(enum isa isa)
                 double e = borders_error(isa, s, len, 512);
                 worst = e <= worst ? worst : e;
             }
-            ok(worst < 1e-5, "%s: %u heads over %u, %u dimensions, R 8 to 32: within 1e-5 (%.1e)",
-               isa_names[isa], heads[h][0], heads[h][1], dims[d], worst);
+            ok(worst < 1e-5,
+               "%s, %s: %u heads over %u, %u dimensions, R 8 to 32: within 1e-5 (%.1e)",
+               isa_names[isa], kept_names[kept], heads[h][0], heads[h][1], dims[d], worst);
         }
     double e = borders_error(isa, small_if_scalar(isa, (struct shape){16, 3, 1, 64}), 1800, 100);
-    ok(e < 1e-5, "%s: 1,800 positions in chunks of 100: within 1e-5 (%.1e)", isa_names[isa], e);
+    ok(e < 1e-5, "%s, %s: 1,800 positions in chunks of 100: within 1e-5 (%.1e)", isa_names[isa],
+       kept_names[kept], e);
 }
 
 static bool same(const float *a, const float *b, size_t n)
@@ -427,6 +440,45 @@ static void a_spoilt_row_spoils_no_other(enum isa isa)
     close_world(w);
 }
 
+/* Numbers of every size in K and V: what is read back is what kernels/dtype.h rounds to. */
+static void every_instruction_set_rounds_alike(enum isa isa)
+{
+    enum { DIM = 128, ROWS = 32 };
+    struct shape s = {ROWS, 1, 1, DIM};
+    struct world *w = open_world(isa, 1, s, 1, ROWS);
+    float *qkv = mem_alloc((size_t)ROWS * 3 * DIM * sizeof *qkv), k[DIM], v[DIM];
+    int wrong = 0;
+    for (size_t i = 0; i < (size_t)ROWS * 3 * DIM;
+         i++) /* 2^-13 .. 2^13: subnormals and saturation */
+        qkv[i] = ldexpf(noise(5, (uint32_t)i, 1), (int)(i * 7 % 26) - 13);
+    qkv[2 * DIM] = 464.0f; /* the middle between 448 and what would be next */
+    qkv[2 * DIM + 1] = -INFINITY;
+    qkv[2 * DIM + 2] = 0x1.8p-9f; /* to even */
+    qkv[2 * DIM + 3] = 0x1p-10f;
+    for (size_t i = 0; i < (size_t)DIM / 2 * ROWS; i++)
+        w->t.cos[i] = 1, w->t.sin[i] = 0;
+    struct batch_seq q = {0, ROWS, 0, {w->blocks[0]}, 0, false};
+    cpu_append(&w->be.base, &(struct append_args){.kv = &w->kv,
+                                                  .layer = LAYER,
+                                                  .heads = 1,
+                                                  .seqs = &q,
+                                                  .n_seqs = 1,
+                                                  .rope_cos = w->t.cos,
+                                                  .rope_sin = w->t.sin,
+                                                  .qkv = qkv});
+    for (uint32_t r = 0; r < ROWS; r++) {
+        cpu_read(&w->be.base, &(struct read_args){&w->kv, LAYER, 0, w->blocks[0], r, 1, k, v});
+        for (uint32_t i = 0; i < DIM; i++) {
+            wrong += k[i] != rounded(qkv[(size_t)r * 3 * DIM + DIM + i]);
+            wrong += v[i] != rounded(qkv[(size_t)r * 3 * DIM + 2 * DIM + i]);
+        }
+    }
+    ok(wrong == 0, "%s, %s: append rounds as kernels/dtype.h does (%d do not)", isa_names[isa],
+       kept_names[kept], wrong);
+    mem_free(qkv);
+    close_world(w);
+}
+
 int main(void)
 {
     for (int i = ISA_SCALAR; i <= ISA_AVX512; i++) {
@@ -435,6 +487,7 @@ int main(void)
             ok(1, "%s # SKIP not on this machine", isa_names[i]);
             continue;
         }
+        kept = KV_BF16;
         every_shape_agrees_with_float64(isa);
         how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 9, 3, 64}, 600);
         how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){8, 8, 1, 128}, 530);
@@ -442,6 +495,13 @@ int main(void)
         how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 10, 2, 64}, 270);
         a_batch_of_sixteen_changes_no_bit(isa);
         a_spoilt_row_spoils_no_other(isa);
+        kept = KV_E4M3;
+        every_shape_agrees_with_float64(isa);
+        how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 9, 3, 64}, 600);
+        how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){32, 5, 5, 80}, 330);
+        a_batch_of_sixteen_changes_no_bit(isa);
+        a_spoilt_row_spoils_no_other(isa);
+        every_instruction_set_rounds_alike(isa);
     }
     return tap_done();
 }

@@ -45,12 +45,15 @@ struct run {
     uint64_t leaf_bytes_max;
 };
 
+static enum kv_type kept; /* by engines of the next config() */
+
 static struct engine_config config(void)
 {
     return (struct engine_config){.model = model_path,
                                   .device = "cpu",
                                   .cpu = {.isa = "auto", .n_threads = 2},
                                   .block_rows = 8,
+                                  .kv_type = kept,
                                   .kv_hbm_bytes = 64 << 20,
                                   .max_model_len = POSITIONS,
                                   .max_num_seqs = MAX_ASKS,
@@ -76,7 +79,7 @@ static void make_model(void)
 }
 
 /* One block of positions, all lanes: 3 layers x 2 heads x 8 rows x 32 numbers of K and V in bf16. */
-static const uint64_t BLOCK = 3 * 2 * 8 * 32 * 4;
+#define BLOCK (3 * 2 * 8 * 32 * 2 * (uint64_t)kv_number_bytes(kept))
 
 static struct sparse_choice choice_of(const struct ask *a)
 {

@@ -262,6 +262,24 @@ static void small_budgets_are_refused(void)
     mem_free(r);
 }
 
+/* Rows are rounded when they are written, so nothing above depends on what they are rounded to. */
+static void the_same_in_pages_of_fp8(void)
+{
+    static const char wave[] =
+        "wave"; /* hits_change_nothing knows it from the other by its address */
+    struct run *wide = mem_alloc(sizeof *wide);
+    *wide = alone;
+    kept = KV_E4M3;
+    printf("# pages of fp8\n");
+    plans_are_followed();
+    ok(n_same(&alone, wide, N_ASKS) < N_ASKS / 2, "fp8: most answers have other bits");
+    mem_free(wide);
+    neighbours_change_nothing();
+    residence_changes_nothing();
+    hits_change_nothing(wave, true);
+    kept = KV_BF16;
+}
+
 int main(void)
 {
     int fd = mkstemp(model_path);
@@ -281,6 +299,7 @@ int main(void)
     hits_change_nothing(wave, true);
     selections_are_recorded();
     small_budgets_are_refused();
+    the_same_in_pages_of_fp8();
     unlink(model_path);
     return tap_done();
 }

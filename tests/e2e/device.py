@@ -46,6 +46,7 @@ def what_it_cannot_do_is_refused():
     does_not_start([*cuda, "--sparse", "wave"], "plug-in wave cannot run on device cuda: only dense can")
     does_not_start([*cuda, "--kv-dram", "64M"],
                    "--kv-dram: device cuda has no second tier: leave it 0, or choose --device cpu")
+    does_not_start([*cuda, "--kv-cache-dtype", "fp8"], "--kv-cache-dtype fp8: device cuda has no fp8 pages: leave it out")
     does_not_start([*cuda, "--kv-hbm", "80M"], "the KV arenas and digests (0.1 GiB) are larger than the memory available (0.1 GiB)")
     does_not_start(["--device", "cuda"], f"no CUDA backend: there is no {ABSENT}; 'make CUDA=1' builds it", ABSENT)
 
@@ -55,7 +56,8 @@ def auto_says_what_it_chose():
             ([], STAND_IN, "device: cuda: a stand-in"),
             ([], ABSENT, f"device auto: cpu (no CUDA backend: there is no {ABSENT};"),
             (["--sparse", "wave"], STAND_IN, "device auto: cpu, because device cuda has no --sparse"),
-            (["--kv-dram", "16M"], STAND_IN, "device auto: cpu, because device cuda has no --kv-dram")):
+            (["--kv-dram", "16M"], STAND_IN, "device auto: cpu, because device cuda has no --kv-dram"),
+            (["--kv-cache-dtype", "fp8"], STAND_IN, "device auto: cpu, because device cuda has no --kv-cache-dtype fp8")):
         server = serve("--max-model-len", "1024", "--max-num-seqs", "2", *args, library=library)
         ok(text in server.log, f"auto {' '.join(args)}: {text[:60]}", server.log)
         server.stop()

@@ -49,6 +49,14 @@ def one_class():
     ok(near(up_gib, up * block / (1 << 30), 0.01) and near(down_gib, down * block / (1 << 30), 0.01), "and bytes", text)
 
 
+def pages_of_fp8():
+    same = ("--device", "mock", "--max-model-len", "2048", "--max-num-seqs", "2", "--kv-hbm", "100M", "--sparse-exempt-layers", "0")
+    wide, narrow = (inspect(*same, "--kv-cache-dtype", t) for t in ("bf16", "fp8"))
+    ok("K and V are kept as fp8_e4m3" in narrow and "are kept" not in wide, "pages of fp8 are said", narrow)
+    equal(arena(narrow, "KV cache")[2], arena(wide, "KV cache")[2] / 2, "their blocks have half the bytes")
+    equal(arena(narrow, "KV cache")[3], 100 * MIB // (LAYERS * KV_HEADS * R * ROW // 2), "there are twice as many")
+
+
 def two_classes():
     hbm, dram, length = 256 * MIB, 512 * MIB, 4096
     text = inspect("--device", "mock", "--max-model-len", str(length), "--max-num-seqs", "4", "--kv-hbm", str(hbm), "--kv-dram", str(dram),

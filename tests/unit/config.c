@@ -141,10 +141,16 @@ static void flags_have_many_spellings(void)
        "  names the model after its file");
     config_fini(&c);
     loads("vLLM flags without meaning here",
-          LOAD(&c, "--kv-cache-dtype", "auto", "--tensor_parallel_size=1",
+          LOAD(&c, "--dtype", "auto", "--tensor_parallel_size=1",
                "--no-enable-chunked-prefill", "--trust-remote-code", "x.gguf") == OK);
     ok(c.engine.model != NULL && strcmp(c.engine.model, "x.gguf") == 0,
        "  take their values along");
+    config_fini(&c);
+    loads("vLLM's name of fp8 pages", LOAD(&c, "--kv-cache-dtype", "fp8", "x.gguf") == OK);
+    ok(c.engine.kv_type == KV_E4M3, "  reaches the engine");
+    config_fini(&c);
+    loads("none", LOAD(&c, "x.gguf") == OK);
+    ok(c.engine.kv_type == KV_BF16, "  means bf16");
     config_fini(&c);
     loads("vLLM flags of the GPU",
           LOAD(&c, "--enforce-eager", "--gpu-memory-utilization", "0.5", "x.gguf") == OK);
@@ -332,6 +338,8 @@ static void mistakes_are_explained(void)
     fails_saying(LOAD(&c, "--port=70000"), "0 to 65535", "out of range");
     config_fini(&c);
     fails_saying(LOAD(&c, "--block-size", "12"), "8|16", "not a choice");
+    config_fini(&c);
+    fails_saying(LOAD(&c, "--kv-cache-dtype", "fp8_e5m2"), "fp8_e4m3", "nor is e5m2");
     config_fini(&c);
     fails_saying(LOAD(&c, "--no-port"), "unknown option", "only switches have twins");
     config_fini(&c);

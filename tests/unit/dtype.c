@@ -121,11 +121,47 @@ static void halves_round_to_nearest_even(void)
        "rounding to bfloat16 sends ties to even");
 }
 
+/* The format's own table: value of a code from its fields. */
+static float e4m3_by_fields(uint32_t code)
+{
+    int e = (int)(code >> 3 & 15), m = (int)(code & 7);
+    float x = e == 0 ? ldexpf((float)m, -9) : ldexpf((float)(8 + m), e - 10);
+    return code & 0x80 ? -x : x;
+}
+
+static void fp8_is_read_and_rounded(void)
+{
+    bool reads = true, back = true, halfway = true, sides = true;
+    for (uint32_t c = 0; c < 256; c++) {
+        float f = e4m3_to_f32((uint8_t)c);
+        if ((c & 0x7f) == 0x7f) {
+            reads &= isnan(f);
+            continue;
+        }
+        reads &= f == e4m3_by_fields(c) && (signbit(f) != 0) == (c >= 128);
+        back &= f32_to_e4m3(f) == c && bf16_to_f32(f32_to_bf16(f)) == f;
+        if ((c & 0x7f) == 0x7e)
+            continue;
+        float middle = (f + e4m3_to_f32((uint8_t)(c + 1))) / 2, far = c & 0x80 ? -1e9f : 1e9f;
+        halfway &= f32_to_e4m3(middle) == (c & 1 ? c + 1 : c);
+        sides &= f32_to_e4m3(nextafterf(middle, -far)) == c &&
+                 f32_to_e4m3(nextafterf(middle, far)) == c + 1;
+    }
+    ok(reads, "all 256 codes of e4m3 read as their fields say, 0x7f and 0xff as NaN");
+    ok(back, "every number of e4m3 survives the way to float, and to bf16, and back");
+    ok(halfway && sides, "rounding to e4m3 goes to the nearest, ties to even");
+    ok(f32_to_e4m3(1e9f) == 0x7e && f32_to_e4m3(-INFINITY) == 0xfe && f32_to_e4m3(465) == 0x7e,
+       "what is beyond 448 becomes 448");
+    ok(f32_to_e4m3(NAN) == 0x7f && f32_to_e4m3(-NAN) == 0x7f && f32_to_e4m3(-0.0f) == 0x80,
+       "NaN stays NaN, and -0 is kept");
+}
+
 int main(void)
 {
     every_type_decodes_as_gguf_does();
     types_are_found_by_gguf_id();
     halves_survive_a_round_trip();
     halves_round_to_nearest_even();
+    fp8_is_read_and_rounded();
     return tap_done();
 }
