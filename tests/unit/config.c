@@ -141,8 +141,8 @@ static void flags_have_many_spellings(void)
        "  names the model after its file");
     config_fini(&c);
     loads("vLLM flags without meaning here",
-          LOAD(&c, "--dtype", "auto", "--tensor_parallel_size=1",
-               "--no-enable-chunked-prefill", "--trust-remote-code", "x.gguf") == OK);
+          LOAD(&c, "--dtype", "auto", "--tensor_parallel_size=1", "--no-enable-chunked-prefill",
+               "--trust-remote-code", "x.gguf") == OK);
     ok(c.engine.model != NULL && strcmp(c.engine.model, "x.gguf") == 0,
        "  take their values along");
     config_fini(&c);
