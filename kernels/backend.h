@@ -537,6 +537,7 @@ status cpu_backend_open(struct backend **out, const struct cpu_options *o);
 /* Deterministic tokens without arithmetic, for protocol, load and fault tests. Real copies. */
 struct mock_options {
     uint32_t step_us;   /* time a step (from its first operation to sync) takes at least */
+    uint32_t row_ns;    /* and what each of its rows takes on top: prompts take long */
     uint32_t nan_every; /* every n-th sampled row is reported bad; 0: never */
     uint32_t
         eos_every; /* every n-th output position of a sequence draws token eos_token; 0: never */

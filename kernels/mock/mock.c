@@ -73,7 +73,9 @@ static void mock_submit(struct backend *be)
     CHECK(m->n_submitted < ARRAY_LEN(m->submitted));
     struct mock_step *s = &m->submitted[m->n_submitted++];
     uint64_t began = m->step_began_us > m->busy_until_us ? m->step_began_us : m->busy_until_us;
-    *s = (struct mock_step){.ends_us = began + m->o.step_us, .error = m->error};
+    uint64_t rows_us = (uint64_t)m->n_rows * m->o.row_ns / 1000;
+    *s = (struct mock_step){.ends_us = began + m->o.step_us + rows_us, .error = m->error};
+    m->n_rows = 0;
     m->error = OK;
     m->busy_until_us = s->ends_us;
     if (m->step_began_us == 0)
@@ -92,7 +94,7 @@ static status mock_wait(struct backend *be)
     m->n_submitted--;
     if (s.number == 0)
         return s.error;
-    if (m->o.step_us > 0)
+    if (m->o.step_us > 0 || m->o.row_ns > 0)
         mock_sleep_until(s.ends_us);
     if (m->trace != NULL) {
         uint64_t now = clock_us();
@@ -143,6 +145,7 @@ static void mock_embed(struct backend *be, const struct embed_args *a)
 {
     struct mock *m = mock_of(be);
     mock_touch(be);
+    m->n_rows += a->n_rows;
     for (uint32_t i = 0; i < a->n_rows; i++)
         if (a->tokens[i] >= EMBED_DRAWN && (a->tokens[i] & ~EMBED_DRAWN) >= m->n_drawn)
             m->error = err(ERR_DEVICE, "mock: row %u takes the token of row %u, of %u drawn", i,

@@ -17,6 +17,7 @@ struct mock {
     struct backend base; /* first: a struct backend * is one of these */
     struct mock_options o;
     uint32_t n_steps;              /* submitted, copies at load not counted */
+    uint32_t n_rows;               /* of the step being prepared */
     uint32_t n_drawn;              /* rows of the last sample */
     uint32_t n_sampled;            /* rows since open, for nan_every */
     uint64_t step_began_us;        /* clock at the first operation since the last submit; 0: none */

@@ -99,6 +99,21 @@ static void faults_come_when_asked(void)
     be->ops->close(be);
 }
 
+static void rows_take_their_time(void)
+{
+    static const uint32_t tokens[40];
+    struct backend *be = open_mock((struct mock_options){.row_ns = 100000});
+    for (int step = 0; step < 2; step++) {
+        be->ops->embed(be, &(struct embed_args){.tokens = tokens, .n_rows = 40});
+        uint64_t t = clock_us();
+        CHECK(be->ops->sync(be) == OK);
+        t = clock_us() - t;
+        ok(t >= 3900, "40 rows of 100 us took %llu us, in step %d", (unsigned long long)t,
+           step + 1);
+    }
+    be->ops->close(be);
+}
+
 static void a_wrong_block_table_fails_the_step(void)
 {
     struct backend *be = open_mock((struct mock_options){0});
@@ -129,6 +144,7 @@ int main(void)
     bans_and_biases_are_honoured();
     the_list_of_best_tokens_is_a_distribution();
     faults_come_when_asked();
+    rows_take_their_time();
     a_wrong_block_table_fails_the_step();
     return tap_done();
 }
