@@ -295,6 +295,7 @@ static void *engine_thread(void *arg)
 {
     struct engine *e = arg;
     pthread_setname_np(pthread_self(), "spind-engine");
+    e->dram_since = clock_us(); /* it begins with the first look at it: not beside the warm-up */
     tell_step(e);
     while (!e->quit && e->n_failed < MAX_FAILED_STEPS) {
         hear_all(e);

@@ -194,7 +194,6 @@ static status open_cache(struct engine *e, struct memory_plan *plan)
                            .secret = {e->cfg.seed, ~e->cfg.seed}};
     memcpy(kc.blocks, plan->blocks, sizeof kc.blocks);
     e->dram_growing = plan->dram_bytes > 0 && e->be->ops->alloc_host != NULL;
-    e->dram_since = clock_us();
     return kv_create(&e->kv, e->be, &kc);
 }
 

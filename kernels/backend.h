@@ -482,7 +482,8 @@ struct backend_ops {
     /* Bytes that alloc can still give. NULL: alloc gives the machine's own memory. */
     uint64_t (*memory)(struct backend *be);
     /* The second tier, where it is not alloc's memory: of the host, for the device to read as well. NULL:
-     * alloc. Addresses are given at once; [0, ready) of them may be used, and ready grows by itself. */
+     * alloc. Addresses are given at once; [0, ready) of them may be used, and from the first host_progress on
+     * ready grows by itself. */
     void *(*alloc_host)(struct backend *be, size_t bytes); /* NULL + err(ERR_MEMORY) */
     void (*free_host)(struct backend *be, void *p, size_t bytes);
     void (*host_progress)(struct backend *be, const void *p, struct host_progress *out);

@@ -3,6 +3,9 @@
  * behind the start: addresses are there at once, and [0, ready) of them may be used. Huge pages keep the
  * translation of addresses cheap on both sides.
  *
+ * The thread begins when somebody first asks how far it is, which the engine does when it is ready: making pages holds
+ * the lock of the process' addresses, and the driver, which loads kernels in the first steps, would wait 4 s for it.
+ *
  * Pages are made first, outside of the driver, whose locks the engine needs in every step; what is left for
  * cudaHostRegister is short. A registered stretch is a thing of its own to the driver, so a copy is cut
  * where two meet.
@@ -35,7 +38,7 @@ struct host_arena {
     size_t bytes, mapped; /* mapped: whole huge pages */
     int device;
     pthread_t thread;
-    bool has_thread;
+    bool began, has_thread;
     bool stop;     /* atomics from here on */
     size_t ready;  /* pinned */
     bool ended;    /* why is valid */
@@ -130,10 +133,15 @@ void *cuda_alloc_host(struct backend *be, size_t bytes)
     a->device = b->device;
     a->next = b->tier->arenas;
     b->tier->arenas = a;
+    return base;
+}
+
+static void begin_pinning(struct host_arena *a)
+{
+    a->began = true;
     a->has_thread = pthread_create(&a->thread, NULL, pin, a) == 0;
     if (!a->has_thread)
         (void)pin(a); /* at once, then */
-    return base;
 }
 
 static void unpin(struct host_arena *a)
@@ -169,10 +177,12 @@ void cuda_free_host(struct backend *be, void *p, size_t bytes)
 void cuda_host_progress(struct backend *be, const void *p, struct host_progress *out)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
-    const struct host_arena *a = b->tier->arenas;
+    struct host_arena *a = b->tier->arenas;
     while (a != NULL && a->base != p)
         a = a->next;
     CHECK(a != NULL);
+    if (!a->began)
+        begin_pinning(a);
     out->bytes = a->bytes;
     out->ended =
         __atomic_load_n(&a->ended, __ATOMIC_ACQUIRE); /* before ready: it grows no more then */

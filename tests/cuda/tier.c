@@ -56,8 +56,12 @@ static void an_arena_is_pinned_behind_the_start(void)
     is_int(be->ops->sync(be), OK, "and it can be given back");
     mem_free(want);
     p = be->ops->alloc_host(be, bytes);
+    be->ops->host_progress(be, p, &h);
     be->ops->free_host(be, p, bytes);
     is_int(be->ops->sync(be), OK, "also while it is being pinned");
+    p = be->ops->alloc_host(be, bytes);
+    be->ops->free_host(be, p, bytes);
+    is_int(be->ops->sync(be), OK, "and before anybody asked for it");
 }
 
 /* ---- the cache over it ---- */
