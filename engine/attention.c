@@ -194,11 +194,12 @@ static void *take(char **at, size_t bytes)
     return p;
 }
 
-static void layout_group(const struct attention *at, struct group *g, struct attend_plans *plans,
-                         char **free)
+/* Lists of n rows, those beyond g->n unused. */
+static void layout_group(const struct attention *at, struct group *g, uint32_t n,
+                         struct attend_plans *plans, char **free)
 {
     const struct instance *in = g->in;
-    size_t lanes = (size_t)g->n * at->kv->geo->kv_heads;
+    size_t lanes = (size_t)n * at->kv->geo->kv_heads;
     g->scores = take(free, lanes * group_size(at) * in->stride * sizeof(float));
     g->pages = take(free, lanes * in->page_cap * 4);
     g->masks = take(free, lanes * in->page_cap * 4);
@@ -227,10 +228,30 @@ static void layout_group(const struct attention *at, struct group *g, struct att
                                    .tail = g->tail};
 }
 
+/* Rows that a group's lists are laid out for: as a backend counts that likes few numbers of rows. */
+static uint32_t roomy_rows(const struct attention *at, const struct group *g)
+{
+    return at->be->ops->bucket != NULL ? at->be->ops->bucket(g->n) : g->n;
+}
+
+/* Gives the groups of the tile their lists: by bucket, where the buffer has room for that. */
+static void layout_tile(struct attention *at, const struct tile *t)
+{
+    struct group *groups = at->groups + t->first_group;
+    char *free = at->buffer;
+    size_t roomy_bytes = 0;
+    for (uint32_t j = 0; j < t->n_groups; j++)
+        roomy_bytes += lists_bytes(at, groups[j].in, roomy_rows(at, &groups[j]));
+    bool is_roomy = roomy_bytes <= at->buffer_bytes;
+    for (uint32_t j = 0; j < t->n_groups; j++)
+        layout_group(at, &groups[j], is_roomy ? roomy_rows(at, &groups[j]) : groups[j].n,
+                     &at->plans[t->first_group + j], &free);
+    CHECK((size_t)(free - (char *)at->buffer) <= at->buffer_bytes);
+}
+
 /* Groups the added rows [from, to), which are one tile, by instance in order of appearance. */
 static void group_rows(struct attention *at, struct tile *t, uint32_t from, uint32_t to)
 {
-    char *free = at->buffer;
     uint32_t n = from;
     t->first_group = at->n_groups;
     for (uint32_t i = from; i < to; i++) {
@@ -249,10 +270,11 @@ static void group_rows(struct attention *at, struct tile *t, uint32_t from, uint
             at->with[n++] = at->added_with[j];
         }
         g->n = n - g->first;
-        layout_group(at, g, &at->plans[at->n_groups++], &free);
+        at->n_groups++;
     }
-    CHECK(n == to && (size_t)(free - (char *)at->buffer) <= at->buffer_bytes);
+    CHECK(n == to);
     t->n_groups = at->n_groups - t->first_group;
+    layout_tile(at, t);
 }
 
 /* Only the last row of a sequence in a group is kept for the next tile or step. */

@@ -128,12 +128,20 @@ static struct msg_residence residence_now(const struct engine *e, const struct k
                               .dram_ready = c->dram_ready,
                               .dram_grows = e->dram_growing};
     r.unscored_selections = e->stats.residence.unscored_selections;
-    /* Reading it takes a wait for the device: now and then, and whenever somebody came or went. */
-    if (e->at != NULL && (e->changed || e->stats.steps % UNSCORED_EVERY == 0))
-        r.unscored_selections = attention_unscored(e->at);
     for (uint32_t i = 0; i < e->sched.n_running; i++)
         r.hot_slots += e->sched.running[i]->kv.n_slots;
     return r;
+}
+
+/* Reading it takes a wait for the device: now and then, and whenever somebody came or went; when nothing is in
+ * flight, else it would wait for a step. */
+static void read_unscored(struct engine *e)
+{
+    e->unscored_due |= e->changed || e->stats.steps % UNSCORED_EVERY == 0;
+    if (e->at == NULL || !e->unscored_due || e->step.n_flights > 0)
+        return;
+    e->stats.residence.unscored_selections = attention_unscored(e->at);
+    e->unscored_due = false;
 }
 
 static void tell_step(struct engine *e)
@@ -141,6 +149,7 @@ static void tell_step(struct engine *e)
     struct kv_counts c;
     kv_counts(e->kv, &c);
     struct msg_step *s = &e->stats;
+    read_unscored(e);
     s->residence = residence_now(e, &c);
     s->now_us = clock_us();
     s->prompt_tokens = e->step.prompt_tokens;
@@ -242,6 +251,10 @@ static void settle_step(struct engine *e)
     if (e->cfg.write_behind && st == OK && hbm_is_short(e))
         (void)kv_write_behind(e->kv, behind_blocks(e));
     uint64_t now = clock_us();
+    e->stats.host_us = now - e->host_from - e->step.wait_us;
+    e->host_from = now;
+    if (e->be->ops->counts != NULL)
+        e->be->ops->counts(e->be, &e->stats.counts);
     e->stats.steps++;
     e->stats.step_us = now - e->step_from;
     e->step_from = now;
@@ -249,9 +262,14 @@ static void settle_step(struct engine *e)
     e->sched.step_us += ((double)e->stats.step_us - e->sched.step_us) * weight;
     e->stats.step_tokens = rows;
     e->stats.step_decodes = decodes;
-    log_line(LOG_DEBUG, "step %llu: %u rows, %u of them answers, %llu us, %llu of them waiting",
+    log_line(LOG_DEBUG,
+             "step %llu: %u rows, %u of them answers, %llu us, %llu of them waiting; host %llu us, "
+             "device %u us "
+             "behind %u idle",
              (unsigned long long)e->stats.steps, rows, decodes,
-             (unsigned long long)e->stats.step_us, (unsigned long long)e->step.wait_us);
+             (unsigned long long)e->stats.step_us, (unsigned long long)e->step.wait_us,
+             (unsigned long long)e->stats.host_us, e->stats.counts.busy_us,
+             e->stats.counts.idle_us);
     tell_step(e);
 #ifdef AUDIT
     audit(e);
@@ -296,6 +314,7 @@ static void *engine_thread(void *arg)
     struct engine *e = arg;
     pthread_setname_np(pthread_self(), "spind-engine");
     e->dram_since = clock_us(); /* it begins with the first look at it: not beside the warm-up */
+    e->host_from = clock_us();
     tell_step(e);
     while (!e->quit && e->n_failed < MAX_FAILED_STEPS) {
         hear_all(e);
@@ -310,8 +329,10 @@ static void *engine_thread(void *arg)
             settle_step(e);
         else if (e->changed)
             tell_step(e);
-        else if (!e->quit)
+        else if (!e->quit) {
             mailbox_wait_engine(e->mail, e->dram_growing ? GROWING_WAIT_US : IDLE_WAIT_US);
+            e->host_from = clock_us();
+        }
     }
     if (e->n_failed >= MAX_FAILED_STEPS)
         report_failed(&e->report, e->failure);

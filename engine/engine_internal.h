@@ -32,6 +32,8 @@ struct engine {
         step_from; /* when the step to settle next was launched, or the one before it settled */
     bool changed;  /* the numbers of MSG_STEP moved outside a step */
     bool dram_growing;
+    bool unscored_due;  /* selections without a score are to be read */
+    uint64_t host_from; /* since when the thread has been at work */
     uint64_t dram_ready, dram_told,
         dram_since; /* bytes at the last poll and in the log; when it began */
     bool has_thread;

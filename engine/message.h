@@ -135,7 +135,11 @@ struct msg_residence {
 struct msg_step {
     struct msg_head head;
     uint64_t now_us, steps;
-    uint64_t step_us;                       /* duration of this step */
+    uint64_t step_us; /* duration of this step */
+    uint64_t
+        host_us; /* of the engine thread's own, from the end of the step before to this one's: all but waiting
+                         for the device, and for work */
+    struct step_counts counts;              /* the backend's; zeros: it counts nothing */
     uint64_t prompt_tokens, output_tokens;  /* computed in all; prompt tokens without cache hits */
     uint64_t cached_tokens, queried_tokens; /* prefix cache, one query per sequence */
     uint64_t preemptions;                   /* freed and computed again; a pause is not one */

@@ -179,6 +179,22 @@ static void build(struct step *st, struct flight *f)
 
 /* ---- run ---- */
 
+/* Spare rows, where the backend likes steps of answers (a row each, which draws) to have few numbers of rows: as
+ * many as there is room for. They compute what nobody reads. */
+static uint32_t add_spare(const struct step *st, struct flight *f)
+{
+    const struct backend_ops *ops = st->be->ops;
+    uint32_t most = st->max_rows < st->max_logits ? st->max_rows : st->max_logits;
+    if (ops->bucket == NULL || f->n_logits != f->n_rows)
+        return 0;
+    uint32_t wanted = ops->bucket(f->n_rows), n = (wanted < most ? wanted : most) - f->n_rows;
+    for (uint32_t i = f->n_rows; i < f->n_rows + n; i++) {
+        f->tokens[i] = 0;
+        f->logit_rows[i] = i;
+    }
+    return n;
+}
+
 static void queue(struct step *st, struct flight *f)
 {
     const struct backend_ops *ops = st->be->ops;
@@ -189,6 +205,7 @@ static void queue(struct step *st, struct flight *f)
                             .tokens = f->tokens,
                             .seqs = f->seqs,
                             .logit_rows = f->logit_rows,
+                            .n_spare = f->fills ? 0 : add_spare(st, f),
                             .attention = st->at};
     if (f->fills) {
         st->failed = model_fill(st->model, &b);

@@ -456,6 +456,16 @@ struct host_progress {
     const char *why;       /* it ended before bytes; else NULL. What to do is said, too */
 };
 
+/* How steps were run since the device was opened, and what is kept to run them again. */
+struct step_counts {
+    uint64_t replayed, captured, listed; /* at one launch; recorded for that; command by command */
+    uint64_t graphs, graph_bytes;        /* recorded steps that are kept; their device memory */
+    uint64_t dropped, refused;           /* that made room for others; that could not be recorded */
+    uint32_t busy_us,
+        idle_us; /* of the last step waited for: of the device, from its first command to its last;
+                                  and before it, from the end of the step in front. 0: not known */
+};
+
 struct backend_ops {
     const char *name; /* "cpu", "mock", "cuda" */
     uint32_t act_bytes;
@@ -479,6 +489,11 @@ struct backend_ops {
      * returns. At most two are submitted at a time; sync waits for both. NULL, both: only sync. */
     void (*submit)(struct backend *be);
     status (*wait)(struct backend *be);
+    /* n rounded up to one of few numbers: a step of answers that has so many rows runs as steps before it did
+     * (step.c adds rows that belong to no sequence). NULL: numbers of rows make no difference. */
+    uint32_t (*bucket)(uint32_t n);
+    void (*counts)(struct backend *be,
+                   struct step_counts *out); /* NULL: there is nothing to count */
     /* Bytes that alloc can still give. NULL: alloc gives the machine's own memory. */
     uint64_t (*memory)(struct backend *be);
     /* The second tier, where it is not alloc's memory: of the host, for the device to read as well. NULL:

@@ -8,6 +8,7 @@
 #define KERNELS_CUDA_API_H
 
 #include "kernels/backend.h"
+#include "kernels/log.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +20,7 @@ enum { CUDA_ABI = 4 };
 struct cuda_options {
     int device; /* counted from 0 among those that CUDA_VISIBLE_DEVICES leaves */
     bool eager; /* every command is launched by itself, no CUDA graphs: for finding faults */
+    void (*log)(enum log_level level, const char *fmt, ...); /* cuda_load sets it */
 };
 
 struct cuda_api {
@@ -33,7 +35,7 @@ struct cuda_api {
 status cuda_load(struct backend **out, const struct cuda_options *o);
 static inline status spind_cuda_open(struct backend **out, int device)
 {
-    struct cuda_options o = {device, false};
+    struct cuda_options o = {device, false, NULL};
     return cuda_load(out, &o);
 }
 

@@ -75,5 +75,7 @@ status cuda_load(struct backend **out, const struct cuda_options *o)
     char path[PATH_BYTES];
     TRY(find_library(path));
     const struct cuda_api *api = load(path);
-    return api != NULL ? api->open(out, o) : ERR_DEVICE;
+    struct cuda_options with = *o;
+    with.log = log_line;
+    return api != NULL ? api->open(out, &with) : ERR_DEVICE;
 }

@@ -20,6 +20,8 @@ struct rig {
     size_t arena_bytes;
     uint32_t n_seqs, blocks_per_seq;
     block_id *tables; /* [n_seqs][blocks_per_seq] */
+    uint32_t
+        n_spare; /* rows of a step that belong to no sequence; only where all logits are wanted */
 };
 
 /* Some consecutive tokens of one sequence in a step. */
@@ -87,15 +89,18 @@ static inline const float *rig_step(struct rig *r, const struct rig_part *parts,
         memcpy(tokens + n, p->tokens, p->n * sizeof *tokens);
         n += p->n;
     }
-    for (uint32_t i = 0; i < n; i++)
+    CHECK(n + r->n_spare <= RIG_MAX_ROWS && (r->n_spare == 0 || logit_rows == NULL));
+    for (uint32_t i = 0; i < n + r->n_spare; i++)
         every[i] = i;
+    memset(tokens + n, 0, r->n_spare * sizeof *tokens);
     struct batch b = {.kv = &r->kv,
                       .n_rows = n,
                       .n_seqs = n_parts,
                       .n_logits = logit_rows ? n_logits : n,
                       .tokens = tokens,
                       .seqs = seqs,
-                      .logit_rows = logit_rows ? logit_rows : every};
+                      .logit_rows = logit_rows ? logit_rows : every,
+                      .n_spare = r->n_spare};
     const float *logits = model_forward(r->m, &b);
     rig_must(r->be->ops->sync(r->be));
     return logits;

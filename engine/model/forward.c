@@ -86,6 +86,12 @@ static void feed_forward(struct model *m, const struct model_layer *l, void *x, 
     linear(m, &down);
 }
 
+/* Rows to compute: spare ones belong to no sequence, so append and attend know nothing of them. */
+static uint32_t rows_of(const struct batch *b)
+{
+    return b->n_rows + b->n_spare;
+}
+
 /* to_attend: all rows go on from attention into a product. */
 static void project_and_append(struct model *m, const struct batch *b, uint32_t layer,
                                bool to_attend)
@@ -94,7 +100,7 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
     const struct model_layer *l = &m->layers[layer];
     const struct linear_args qkv = {.w = l->qkv,
                                     .in = m->x,
-                                    .n_rows = b->n_rows,
+                                    .n_rows = rows_of(b),
                                     .norm_gain = l->attn_norm,
                                     .norm_eps = s->norm_eps,
                                     .mode = LINEAR_STORE,
@@ -165,9 +171,10 @@ static void finish_logit_rows(struct model *m, const struct batch *b)
 {
     const struct model_layer *l = &m->layers[m->info.shape.layers - 1];
     size_t row = (size_t)m->be->ops->act_bytes * m->info.shape.hidden;
+    const uint32_t n_logits = b->n_logits + b->n_spare;
     /* In runs: a step of decodes alone is one copy, not one for each. */
-    for (uint32_t i = 0, n; i < b->n_logits; i += n) {
-        for (n = 1; i + n < b->n_logits && b->logit_rows[i + n] == b->logit_rows[i] + n; n++)
+    for (uint32_t i = 0, n; i < n_logits; i += n) {
+        for (n = 1; i + n < n_logits && b->logit_rows[i + n] == b->logit_rows[i] + n; n++)
             ;
         m->be->ops->copy(m->be, (char *)m->last + i * row,
                          (const char *)m->x + b->logit_rows[i] * row, n * row);
@@ -175,14 +182,14 @@ static void finish_logit_rows(struct model *m, const struct batch *b)
     const struct linear_args out = {.w = l->out,
                                     .in = m->att,
                                     .rows = b->logit_rows,
-                                    .n_rows = b->n_logits,
+                                    .n_rows = n_logits,
                                     .mode = LINEAR_ADD,
                                     .out = m->last};
     linear(m, &out);
-    feed_forward(m, l, m->last, b->n_logits);
+    feed_forward(m, l, m->last, n_logits);
     const struct linear_args head = {.w = m->head,
                                      .in = m->last,
-                                     .n_rows = b->n_logits,
+                                     .n_rows = n_logits,
                                      .norm_gain = m->final_norm,
                                      .norm_eps = m->info.shape.norm_eps,
                                      .mode = LINEAR_STORE,
@@ -192,22 +199,23 @@ static void finish_logit_rows(struct model *m, const struct batch *b)
 
 const void *model_forward(struct model *m, const struct batch *b)
 {
-    CHECK(b->n_rows > 0 && b->n_rows <= m->max_rows && b->n_logits <= m->max_logits);
+    CHECK(b->n_rows > 0 && rows_of(b) <= m->max_rows);
+    CHECK(b->n_logits + b->n_spare <= m->max_logits);
     const uint32_t last = m->info.shape.layers - 1;
     const struct embed_args embed = {
-        .table = m->embedding, .tokens = b->tokens, .n_rows = b->n_rows, .out = m->x};
+        .table = m->embedding, .tokens = b->tokens, .n_rows = rows_of(b), .out = m->x};
     m->be->ops->embed(m->be, &embed);
     for (uint32_t i = 0; i < last; i++) {
         const struct linear_args out = {.w = m->layers[i].out,
                                         .in = m->att,
-                                        .n_rows = b->n_rows,
+                                        .n_rows = rows_of(b),
                                         .mode = LINEAR_ADD,
                                         .out = m->x,
                                         .from_attend = true};
         project_and_append(m, b, i, true);
         attend(m, b, i);
         linear(m, &out);
-        feed_forward(m, &m->layers[i], m->x, b->n_rows);
+        feed_forward(m, &m->layers[i], m->x, rows_of(b));
     }
     project_and_append(m, b, last, false);
     /* A row that attends by plan leaves its selection to later rows. */

@@ -50,6 +50,9 @@ struct batch {
     const uint32_t *tokens;       /* [n_rows] */
     const struct batch_seq *seqs; /* [n_seqs], rows in order without gaps */
     const uint32_t *logit_rows;   /* [n_logits] rows whose logits are wanted, ascending */
+    /* Rows [n_rows, + n_spare) belong to no sequence, logits [n_logits, + n_spare) to nobody: they make the
+     * step as large as steps before it were (backend's bucket). Their tokens and logit_rows are there. */
+    uint32_t n_spare;
     /* What attends, with the plans of this step's rows (engine/attention.h); NULL: every row attends
      * everything before it. */
     struct attention *attention;

@@ -3,6 +3,7 @@
 #include "engine/tool/bench.h"
 
 #include "engine/tool/tool.h"
+#include "kernels/log.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -252,6 +253,8 @@ static int read_words(struct bench *b, int argc, char **argv, const struct bench
          "prefill (computed)"},
         {"steps", ARGS_COUNT, &b->steps, 1, 100000,
          "decode: measured steps (64); a whole number of 32 for hit rates"},
+        {"churn", ARGS_COUNT, &b->churn, 0, 100000,
+         "decode: every so many steps an answer ends and another begins (0: never)"},
         {"warm-up", ARGS_COUNT, &b->warm, 1, 100000, "decode: steps before them"},
         {"tokens", ARGS_LIST, &b->tokens, 0, 0, "prefill: lengths of prompts (4096)"},
         {"repeat", ARGS_COUNT, &b->repeat, 1, 100, "prefill: so often each; the median counts"},
@@ -268,6 +271,7 @@ static int read_words(struct bench *b, int argc, char **argv, const struct bench
         {"kv-dram", ARGS_TEXT, &b->kv_dram, 0, 0, "of the second, without --hot-set"},
         {"mock-step-us", ARGS_COUNT, &b->mock_step_us, 0, 1e9,
          "a step of device mock takes so long"},
+        {"debug", ARGS_FLAG, &b->debug, 0, 0, "a line for every step, and for every graph"},
         {"seed", ARGS_COUNT, &b->seed, 0, 1e9, "of prompts and draws"},
         {"patience", ARGS_COUNT, &b->patience_s, 1, 1e6, "seconds without a step: given up"},
         {"json", ARGS_TEXT, &b->json, 0, 0, "file for the results"},
@@ -293,6 +297,8 @@ int bench_verb(int argc, char **argv, const char *model)
     int code = read_words(b, argc, argv, &c);
     if (strcmp(b->device, "mock") == 0)
         b->model = NULL;
+    if (b->debug)
+        log_set_level(LOG_DEBUG);
     if (code == GO_ON)
         code = run_command(b, c);
     mem_free(b);

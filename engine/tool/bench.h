@@ -25,9 +25,9 @@ struct bench {
     struct args_list batches, contexts, plugins, budgets, options, hot, feeds, tokens;
     const char *kv_cache_dtype;
     uint32_t threads, block_rows, steps, warm, chunk, exempt_layers, seed, repeat, patience_s;
-    uint32_t min_rows, mock_step_us;
+    uint32_t min_rows, mock_step_us, churn;
     double top_p;
-    bool eager;
+    bool debug;
     /* from them */
     struct engine_config config; /* of an engine for everything RESIDENT */
     struct bench_setting settings[BENCH_MAX_SETTINGS];

@@ -14,14 +14,27 @@
 #include <string.h>
 
 static const struct sheet_column columns[] = {
-    {"plugin", "plug-in", SHEET_TEXT, 0},   {"batch", "batch", SHEET_COUNT, 0},
-    {"context", "context", SHEET_COUNT, 0}, {"selected_rows", "selected", SHEET_COUNT, 0},
-    {"feed", "feed", SHEET_TEXT, 0},        {"tok_s", "tok/s", SHEET_FIXED, 1},
-    {"ms", "ms/step", SHEET_FIXED, 3},      {"ms_p50", "p50", SHEET_FIXED, 3},
-    {"ms_p99", "p99", SHEET_FIXED, 3},      {"running", "running", SHEET_FIXED, 1},
-    {"spilled", "spilled", SHEET_COUNT, 0}, {"hot", "hot set x", SHEET_FIXED, 2},
-    {"hit", "hit", SHEET_PERCENT, 2},       {"fetch_gb_s", "fetch GB/s", SHEET_FIXED, 2},
-    {"fill_s", "fill s", SHEET_FIXED, 2},   {"error", "error", SHEET_TEXT, 0},
+    {"plugin", "plug-in", SHEET_TEXT, 0},
+    {"batch", "batch", SHEET_COUNT, 0},
+    {"context", "context", SHEET_COUNT, 0},
+    {"selected_rows", "selected", SHEET_COUNT, 0},
+    {"feed", "feed", SHEET_TEXT, 0},
+    {"tok_s", "tok/s", SHEET_FIXED, 1},
+    {"ms", "ms/step", SHEET_FIXED, 3},
+    {"ms_p50", "p50", SHEET_FIXED, 3},
+    {"ms_p99", "p99", SHEET_FIXED, 3},
+    {"host_us_p50", "host us", SHEET_FIXED, 0},
+    {"host_us_p99", "p99", SHEET_FIXED, 0},
+    {"idle_us_p50", "idle us", SHEET_FIXED, 0},
+    {"idle_us_p99", "p99", SHEET_FIXED, 0},
+    {"replayed", "replayed", SHEET_PERCENT, 1},
+    {"running", "running", SHEET_FIXED, 1},
+    {"spilled", "spilled", SHEET_COUNT, 0},
+    {"hot", "hot set x", SHEET_FIXED, 2},
+    {"hit", "hit", SHEET_PERCENT, 2},
+    {"fetch_gb_s", "fetch GB/s", SHEET_FIXED, 2},
+    {"fill_s", "fill s", SHEET_FIXED, 2},
+    {"error", "error", SHEET_TEXT, 0},
 };
 
 struct cell {
@@ -45,6 +58,10 @@ struct watch {
     struct msg_step begin, end;
     uint64_t last_us;
     struct measure_sample gaps; /* us between ends of steps */
+    struct measure_sample host,
+        idle; /* us of a step: of the engine's own work; of the device's rest before it */
+    struct bench_run *run;
+    uint32_t n_asked, n_ended; /* submitted; cancelled, the oldest first */
     char fault[256];
 };
 
@@ -64,10 +81,43 @@ static const char *reason_text(const struct msg_done *d)
 static void hear_token(struct watch *w, const struct msg_token *t)
 {
     uint64_t i = t->id - w->first_id;
-    CHECK(i < w->cell->batch);
+    CHECK(i < w->n_asked);
     w->tokens++;
+    if (i >= w->cell->batch) /* with --churn */
+        return;
     w->n_first += !w->has_token[i];
     w->has_token[i] = true;
+}
+
+static void submit_one(struct watch *w)
+{
+    const struct cell *c = w->cell;
+    const struct bench_ask a = {.n_prompt = c->context,
+                                .n_filled = c->computed ? 0 : c->context - 1,
+                                .max_tokens = c->max_tokens,
+                                .feed = c->feed,
+                                .seed = w->b->seed + ++w->n_asked,
+                                .sparse = c->setting->choice};
+    uint64_t id = bench_run_submit(w->run, &a);
+    w->first_id = w->n_asked == 1 ? id : w->first_id;
+}
+
+static void end_one(struct watch *w)
+{
+    bench_run_cancel(w->run, w->first_id + w->n_ended++);
+}
+
+/* --churn: answers end one by one, the oldest first, until half are left; then others begin until all are there;
+ * and again. */
+static void churn(struct watch *w)
+{
+    uint32_t half = (w->cell->batch + 1) / 2;
+    if (w->b->churn == 0 || w->n_steps % w->b->churn != 0)
+        return;
+    if (w->n_steps / w->b->churn % (2 * half) < half)
+        end_one(w);
+    else
+        submit_one(w);
 }
 
 /* True: enough was measured. Tokens of a step come before its MSG_STEP. */
@@ -92,9 +142,13 @@ static bool hear_step(struct watch *w, const struct msg_step *s)
     if (w->phase != MEASURING)
         return false;
     measure_add(&w->gaps, (double)gap);
+    measure_add(&w->host, (double)s->host_us);
+    measure_add(&w->idle, (double)s->counts.idle_us);
     w->decodes += s->step_decodes;
-    if (w->n_steps < w->b->steps)
+    if (w->n_steps < w->b->steps) {
+        churn(w);
         return false;
+    }
     w->end = *s;
     w->tokens_end = w->tokens;
     return true;
@@ -109,7 +163,7 @@ static bool hear(void *arg, const struct msg_head *h)
     if (h->kind == MSG_DONE) {
         const struct msg_done *d = m;
         w->n_done++;
-        if (w->phase == DRAINING)
+        if (w->phase == DRAINING || d->reason == DONE_CANCELLED)
             return false;
         if (d->reason == DONE_LENGTH && w->n_first < w->cell->batch)
             snprintf(w->fault, sizeof w->fault,
@@ -123,7 +177,7 @@ static bool hear(void *arg, const struct msg_head *h)
         return false;
     if (w->phase == DRAINING) {
         const struct msg_step *s = m;
-        return w->n_done == w->cell->batch && s->running + s->waiting == 0;
+        return w->n_done == w->n_asked && s->running + s->waiting == 0;
     }
     return hear_step(w, m);
 }
@@ -144,31 +198,18 @@ static uint32_t tokens_needed(const struct bench *b, const struct cell *c)
     return b->warm + b->steps + 16 + c->batch * each;
 }
 
-static void submit_all(struct bench_run *r, struct watch *w)
-{
-    const struct cell *c = w->cell;
-    for (uint32_t i = 0; i < c->batch; i++) {
-        const struct bench_ask a = {.n_prompt = c->context,
-                                    .n_filled = c->computed ? 0 : c->context - 1,
-                                    .max_tokens = c->max_tokens,
-                                    .feed = c->feed,
-                                    .seed = w->b->seed + i + 1,
-                                    .sparse = c->setting->choice};
-        uint64_t id = bench_run_submit(r, &a);
-        w->first_id = i == 0 ? id : w->first_id;
-    }
-}
-
 static status measure(struct bench_run *r, struct watch *w)
 {
     uint32_t patience = w->b->patience_s;
     w->has_token = mem_alloc(w->cell->batch * sizeof *w->has_token);
-    submit_all(r, w);
+    w->run = r;
+    while (w->n_asked < w->cell->batch)
+        submit_one(w);
     status st = bench_run_listen(r, hear, w, patience);
     w->phase = DRAINING;
-    for (uint32_t i = 0; i < w->cell->batch && st == OK; i++)
-        bench_run_cancel(r, w->first_id + i);
-    if (st == OK && w->n_done < w->cell->batch)
+    while (w->n_ended < w->n_asked && st == OK)
+        end_one(w);
+    if (st == OK && w->n_done < w->n_asked)
         st = bench_run_listen(r, hear, w, patience);
     mem_free(w->has_token);
     return st;
@@ -230,12 +271,31 @@ static void add_times(cJSON *row, struct watch *w, uint64_t started_us)
     cJSON_AddNumberToObject(row, "ms", us / n / 1e3);
     cJSON_AddNumberToObject(row, "ms_p50", measure_percentile(&w->gaps, 50) / 1e3);
     cJSON_AddNumberToObject(row, "ms_p99", measure_percentile(&w->gaps, 99) / 1e3);
+    cJSON_AddNumberToObject(row, "host_us_p50", measure_percentile(&w->host, 50));
+    cJSON_AddNumberToObject(row, "host_us_p99", measure_percentile(&w->host, 99));
     cJSON_AddNumberToObject(row, "running", (double)w->decodes / n);
     cJSON_AddNumberToObject(row, "steps", n);
     cJSON_AddNumberToObject(
         row, "planned_rows",
         (double)(w->end.residence.planned_rows - w->begin.residence.planned_rows));
     cJSON_AddNumberToObject(row, "fill_s", (double)(w->begin.now_us - started_us) / 1e6);
+}
+
+/* How the backend ran the steps, where it says so. */
+static void add_counts(cJSON *row, struct watch *w)
+{
+    const struct step_counts *a = &w->begin.counts, *z = &w->end.counts;
+    double replayed = (double)(z->replayed - a->replayed);
+    double captured = (double)(z->captured - a->captured), listed = (double)(z->listed - a->listed);
+    if (replayed + captured + listed <= 0)
+        return;
+    cJSON_AddNumberToObject(row, "idle_us_p50", measure_percentile(&w->idle, 50));
+    cJSON_AddNumberToObject(row, "idle_us_p99", measure_percentile(&w->idle, 99));
+    cJSON_AddNumberToObject(row, "replayed", replayed / (replayed + captured + listed));
+    cJSON_AddNumberToObject(row, "captured", captured);
+    cJSON_AddNumberToObject(row, "listed", listed);
+    cJSON_AddNumberToObject(row, "graphs", (double)z->graphs);
+    cJSON_AddNumberToObject(row, "graph_bytes", (double)z->graph_bytes);
 }
 
 static cJSON *add_row(struct bench *b, const struct cell *c)
@@ -279,10 +339,13 @@ static status run_cell(struct bench *b, struct bench_run *r, const struct cell *
         cJSON_AddStringToObject(row, "error", w.fault);
     } else if (st == OK) {
         add_times(row, &w, started_us);
+        add_counts(row, &w);
         add_hits(row, &w, geo);
     }
     tell(c, row);
     measure_fini(&w.gaps);
+    measure_fini(&w.host);
+    measure_fini(&w.idle);
     return st;
 }
 

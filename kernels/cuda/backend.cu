@@ -198,6 +198,11 @@ static void cuda_close(struct backend *be)
     mem_free(b);
 }
 
+static uint32_t bucket_of_rows(uint32_t n)
+{
+    return (uint32_t)cuda_bucket(n);
+}
+
 static const struct backend_ops cuda_ops = {
     .name = "cuda",
     .act_bytes = sizeof(float),
@@ -214,6 +219,8 @@ static const struct backend_ops cuda_ops = {
     .sync = cuda_sync,
     .submit = cuda_submit,
     .wait = cuda_wait,
+    .bucket = bucket_of_rows,
+    .counts = cuda_step_counts,
     .memory = cuda_memory,
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,
@@ -311,6 +318,7 @@ static status cuda_open(struct backend **out, const struct cuda_options *o)
     b->sms = prop.multiProcessorCount;
     b->overlaps = prop.major >= 9;
     b->eager = o->eager;
+    b->log = o->log;
     status st = open_parts(b);
     if (st != OK) {
         cuda_close(&b->base);

@@ -8,6 +8,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/core/hot_set.h"
+#include "kernels/log.h"
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -17,6 +18,7 @@ struct cuda_backend {
     int device, sms;
     bool eager;    /* no graphs */
     bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
+    void (*log)(enum log_level level, const char *fmt, ...); /* the daemon's; NULL: nobody's */
     cudaStream_t stream;
     uint64_t n_steps; /* ended or submitted: the number of the one that is being queued */
     status error;     /* sticks until sync; its text is in `text` */
@@ -76,8 +78,14 @@ static inline size_t cuda_bucket(size_t n)
  * until the step has run, and is the same address in every step that stages arrays of the same sizes (by
  * cuda_bucket) in the same order. NULL after an error. */
 void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes);
+/* The same for what commands find through other staged arrays only, never in their parameters: its address may
+ * be another in every step, and shifts no other. */
+void *cuda_stage_apart(struct cuda_backend *b, const void *host, size_t bytes);
+/* The n rows of a step come now: what was queued before runs on its own (seals, copies), so that it makes no
+ * difference to the list of the step, nor to where arrays are staged. */
+void cuda_begin_rows(struct cuda_backend *b, uint32_t n);
 /* The same for an array that several operations of a step read, found again by its host address; of the
- * longest n that is asked for first. Block tables, lists of records. NULL stays NULL. */
+ * longest n that is asked for first. Staged apart. Block tables, lists of records. NULL stays NULL. */
 const uint32_t *cuda_table(struct cuda_backend *b, const uint32_t *host, size_t n);
 
 /* A plan_row, as kernels read it. */
@@ -112,6 +120,7 @@ void cuda_step_end(struct cuda_backend *b);
 void cuda_submit(struct backend *be);
 /* *ended: the number of the step; false: none was submitted. */
 bool cuda_step_wait(struct cuda_backend *b, uint64_t *ended);
+void cuda_step_counts(struct backend *be, struct step_counts *out);
 
 /* ---- operations ---- */
 

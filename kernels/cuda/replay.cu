@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 namespace
 {
@@ -46,7 +47,8 @@ struct memory {
     size_t used;
     uint64_t hash;
     cudaGraphExec_t graph; /* NULL: not captured yet */
-    bool never;            /* something in it cannot be captured */
+    size_t graph_bytes;
+    bool never; /* something in it cannot be captured */
 };
 
 /* A point in the stream: before a command, or (name NULL) behind the last one. */
@@ -71,6 +73,8 @@ struct replay {
     struct list now;
     struct memory *memories; /* most recently used first */
     struct profile *profile; /* NULL: not asked for */
+    struct step_counts counts;
+    bool has_warned;
 };
 
 struct replay *replay_create(void)
@@ -132,10 +136,14 @@ static void profile_tell(struct profile *p)
     mem_free(p);
 }
 
-static void forget(struct memory *m)
+static void forget(struct replay *r, struct memory *m)
 {
-    if (m->graph != NULL)
+    if (m->graph != NULL) {
         cudaGraphExecDestroy(m->graph);
+        r->counts.graphs--;
+        r->counts.graph_bytes -= m->graph_bytes;
+        r->counts.dropped++;
+    }
     mem_free(m->bytes);
     mem_free(m);
 }
@@ -146,7 +154,7 @@ void replay_destroy(struct replay *r)
         return;
     for (struct memory *m = r->memories, *next; m != NULL; m = next) {
         next = m->next;
-        forget(m);
+        forget(r, m);
     }
     if (r->profile != NULL)
         profile_tell(r->profile);
@@ -226,11 +234,11 @@ static void make_room(struct replay *r, struct cuda_backend *b)
         if (m->graph != NULL && !waited)
             waited = cuda_ok(b, cudaStreamSynchronize(b->stream), "dropping a graph");
         *at = m->next;
-        forget(m);
+        forget(r, m);
     }
 }
 
-static void remember(struct replay *r, struct cuda_backend *b, uint64_t hash)
+static struct memory *remember(struct replay *r, uint64_t hash)
 {
     struct memory *m = (struct memory *)mem_alloc(sizeof *m);
     m->used = r->now.used;
@@ -239,7 +247,7 @@ static void remember(struct replay *r, struct cuda_backend *b, uint64_t hash)
     m->hash = hash;
     m->next = r->memories;
     r->memories = m;
-    make_room(r, b);
+    return m;
 }
 
 static void run_all(const struct list *l, struct cuda_backend *b, struct profile *p)
@@ -255,31 +263,102 @@ static void run_all(const struct list *l, struct cuda_backend *b, struct profile
         profile_mark(p, NULL, b->stream);
 }
 
+/* ---- capturing ---- */
+
+static uint64_t now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+/* Records the commands. The name of the first that the stream would not record, or NULL. */
+static const char *record_all(const struct list *l, struct cuda_backend *b)
+{
+    for (size_t at = 0; at < l->used;) {
+        const struct head *h = (const struct head *)(l->bytes + at);
+        cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+        h->run(b, h + 1);
+        if (b->error != OK || cudaStreamIsCapturing(b->stream, &state) != cudaSuccess ||
+            state != cudaStreamCaptureStatusActive)
+            return h->name;
+        at += sizeof *h + h->bytes;
+    }
+    return NULL;
+}
+
+/* Steps like this one are launched command by command from now on: somebody must be told, once. */
+static void refuse(struct replay *r, struct cuda_backend *b, struct memory *m, const char *name,
+                   cudaError_t e)
+{
+    m->never = true;
+    r->counts.refused++;
+    if (!r->has_warned && b->log != NULL)
+        b->log(LOG_WARN,
+               "a step of %u commands cannot become a CUDA graph and is launched command by "
+               "command (%s: %s); others are counted only",
+               r->now.n, name != NULL ? name : "all of it",
+               b->error != OK ? b->text : cudaGetErrorName(e));
+    r->has_warned = true;
+    (void)cudaGetLastError();
+}
+
+static size_t free_memory(void)
+{
+    size_t free_bytes = 0, total = 0;
+    return cudaMemGetInfo(&free_bytes, &total) == cudaSuccess ? free_bytes : 0;
+}
+
 /* Captures the list into m's graph. Where that fails nothing has run: the list runs as it is, for good. */
-static void capture(struct memory *m, const struct list *l, struct cuda_backend *b)
+static void capture(struct replay *r, struct memory *m, struct cuda_backend *b)
 {
     cudaGraph_t graph = NULL;
-    status before = b->error;
-    if (cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) {
-        (void)cudaGetLastError();
-        m->never = true;
+    const struct list *l = &r->now;
+    uint64_t from = now_us();
+    cudaError_t e = cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed);
+    if (e != cudaSuccess) {
+        refuse(r, b, m, NULL, e);
         return;
     }
-    run_all(l, b, NULL);
-    cudaError_t e = cudaStreamEndCapture(b->stream, &graph);
-    if (e == cudaSuccess && b->error == before)
+    const char *refused = record_all(l, b);
+    e = cudaStreamEndCapture(b->stream, &graph);
+    size_t before = free_memory();
+    uint64_t recorded = now_us();
+    if (e == cudaSuccess && refused == NULL)
         e = cudaGraphInstantiate(&m->graph, graph, 0);
-    m->never = e != cudaSuccess || b->error != before;
-    if (m->never) {
-        (void)cudaGetLastError();
+    if (e != cudaSuccess || refused != NULL) {
         m->graph = NULL;
-        b->error = before;
+        refuse(r, b, m, refused, e);
+        b->error = OK;
+    } else {
+        size_t after = free_memory();
+        m->graph_bytes = before > after ? before - after : 0;
+        r->counts.graphs++;
+        r->counts.graph_bytes += m->graph_bytes;
+        r->counts.captured++;
+        if (b->log != NULL)
+            b->log(LOG_DEBUG,
+                   "CUDA graph of %u commands (list %016llx): recorded in %llu us, made in %llu; "
+                   "%llu are kept, %.1f MiB",
+                   l->n, (unsigned long long)m->hash, (unsigned long long)(recorded - from),
+                   (unsigned long long)(now_us() - recorded), (unsigned long long)r->counts.graphs,
+                   (double)r->counts.graph_bytes / 1048576.0);
     }
     if (graph != NULL)
         cudaGraphDestroy(graph);
 }
 
-void replay_run(struct replay *r, struct cuda_backend *b)
+bool replay_pending(const struct replay *r)
+{
+    return r->now.n > 0;
+}
+
+void replay_counts(const struct replay *r, struct step_counts *out)
+{
+    *out = r->counts;
+}
+
+void replay_run(struct replay *r, struct cuda_backend *b, bool likely)
 {
     struct list *l = &r->now;
     uint64_t hash = 0;
@@ -289,15 +368,30 @@ void replay_run(struct replay *r, struct cuda_backend *b)
         l->used = l->n = 0;
         return;
     }
-    bool eager = b->eager || r->profile != NULL || l->n < MIN_COMMANDS;
-    struct memory *m = eager ? NULL : recall(r, &hash);
-    if (m != NULL && m->graph == NULL && !m->never)
-        capture(m, l, b);
-    if (m != NULL && m->graph != NULL)
-        cuda_ok(b, cudaGraphLaunch(m->graph, b->stream), "launching a step");
-    else
+    if (b->eager || r->profile != NULL || l->n < MIN_COMMANDS) {
         run_all(l, b, r->profile);
-    if (m == NULL && !eager)
-        remember(r, b, hash);
+        l->used = l->n = 0;
+        return;
+    }
+    struct memory *m = recall(r, &hash);
+    bool seen = m != NULL;
+    if (!seen) {
+        m = remember(r, hash);
+        make_room(r, b);
+    }
+    if (m->graph != NULL)
+        r->counts.replayed++;
+    else if (!m->never && (seen || likely))
+        capture(r, m, b);
+    if (m->graph != NULL) {
+        cuda_ok(b, cudaGraphLaunch(m->graph, b->stream), "launching a step");
+    } else {
+        uint64_t from = now_us();
+        run_all(l, b, NULL);
+        r->counts.listed++;
+        if (b->log != NULL)
+            b->log(LOG_DEBUG, "%u commands (list %016llx) launched one by one in %llu us", l->n,
+                   (unsigned long long)m->hash, (unsigned long long)(now_us() - from));
+    }
     l->used = l->n = 0;
 }

@@ -13,9 +13,14 @@ void replay_destroy(struct replay *r);
 /* Appends a command; its parameters are copied. name: lives on. */
 void replay_add(struct replay *r, cuda_run *run, const char *name, const void *params,
                 size_t bytes);
-/* Runs what was appended, in order, on b->stream, and forgets it. Errors are noted with b. */
-void replay_run(struct replay *r, struct cuda_backend *b);
+/* Was anything appended since the last run? */
+bool replay_pending(const struct replay *r);
+/* Runs what was appended, in order, on b->stream, and forgets it. Errors are noted with b. likely: such a list will
+ * come again. */
+void replay_run(struct replay *r, struct cuda_backend *b, bool likely);
 /* The stream is idle: with SPIND_CUDA_PROFILE, adds up what commands took. */
 void replay_settle(struct replay *r);
+/* All but the times. */
+void replay_counts(const struct replay *r, struct step_counts *out);
 
 #endif

@@ -144,11 +144,11 @@ static bool fill_row(struct cuda_backend *b, const struct sample_row *r, struct 
     to->n_banned = r->n_banned;
     to->n_bias = r->n_bias;
     if (r->n_banned > 0 &&
-        (to->banned = (const uint32_t *)cuda_stage(b, r->banned, r->n_banned * 4)) == NULL)
+        (to->banned = (const uint32_t *)cuda_stage_apart(b, r->banned, r->n_banned * 4)) == NULL)
         return false;
     if (r->n_bias > 0) {
-        to->bias_ids = (const uint32_t *)cuda_stage(b, r->bias_ids, r->n_bias * 4);
-        to->bias = (const float *)cuda_stage(b, r->bias, r->n_bias * 4);
+        to->bias_ids = (const uint32_t *)cuda_stage_apart(b, r->bias_ids, r->n_bias * 4);
+        to->bias = (const float *)cuda_stage_apart(b, r->bias, r->n_bias * 4);
         if (to->bias_ids == NULL || to->bias == NULL)
             return false;
     }
@@ -156,7 +156,7 @@ static bool fill_row(struct cuda_backend *b, const struct sample_row *r, struct 
         return true;
     to->n_prompt = r->n_prompt;
     to->n_history = r->n_history;
-    to->history = (const uint32_t *)cuda_stage(b, r->history, (size_t)r->n_history * 4);
+    to->history = (const uint32_t *)cuda_stage_apart(b, r->history, (size_t)r->n_history * 4);
     return to->history != NULL;
 }
 
@@ -164,7 +164,7 @@ static bool fill_row(struct cuda_backend *b, const struct sample_row *r, struct 
 static struct draw_row *list_rows(struct cuda_backend *b, const struct sample_args *a,
                                   bool *changes, bool *lists)
 {
-    struct draw_row *rows = (struct draw_row *)mem_alloc(a->n_rows * sizeof *rows);
+    struct draw_row *rows = (struct draw_row *)mem_alloc(cuda_bucket(a->n_rows) * sizeof *rows);
     for (uint32_t i = 0; i < a->n_rows; i++) {
         if (!fill_row(b, &a->rows[i], &rows[i])) {
             mem_free(rows);
@@ -204,7 +204,7 @@ static const struct draw_row *stage_rows(struct cuda_backend *b, struct draw_row
 {
     for (uint32_t i = 0; i < n; i++)
         rows[i].host = to->host + i;
-    return (const struct draw_row *)cuda_stage(b, rows, n * sizeof *rows);
+    return (const struct draw_row *)cuda_stage(b, rows, cuda_bucket(n) * sizeof *rows);
 }
 
 /* The engine asks once a step; more than that waits for the first. */
@@ -238,7 +238,7 @@ void cuda_sample(struct backend *be, const struct sample_args *a)
     }
     c.logits = (const float *)a->logits;
     c.vocab = a->vocab;
-    c.n_rows = a->n_rows;
+    c.n_rows = (uint32_t)cuda_bucket(a->n_rows);
     c.x = s->x;
     c.seen = s->seen;
     c.ids = s->ids;

@@ -15,7 +15,7 @@ struct draw_row {
     uint32_t n_banned, n_bias, n_prompt, n_history;
     const uint32_t *banned, *bias_ids, *history;
     const float *bias;
-    struct drawn *host; /* pinned */
+    struct drawn *host; /* pinned; NULL: a row beyond the last, nothing to do */
 };
 
 struct drawn {
@@ -27,7 +27,7 @@ struct drawn {
 /* Parameters of the kernels, by value. Row i of x, seen and ids belongs to rows[i]. */
 struct sample_call {
     const float *logits;
-    uint32_t vocab, n_rows;
+    uint32_t vocab, n_rows; /* n_rows: as cuda_bucket has it */
     const struct draw_row *rows;
     float *x;
     uint32_t *seen, *ids;

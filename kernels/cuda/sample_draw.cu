@@ -502,6 +502,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) draw_kernel(struct sample_call
 {
     __shared__ struct shared s;
     const struct draw_row *r = &c.rows[blockIdx.x];
+    if (r->host == NULL)
+        return;
     struct drawn *d = &c.out[blockIdx.x];
     const float *raw = c.logits + (size_t)r->logits_row * c.vocab;
     uint32_t *ids = c.ids + (size_t)blockIdx.x * c.vocab;

@@ -1,9 +1,12 @@
 /* What a step queues: commands, and the arrays they read (cuda.h).
  *
- * A step's small arrays go through pinned memory with a twin on the device. A place in it is rounded up
- * to a bucket of sizes, so the same operations get the same addresses although tables grow by an entry
- * now and then. Chunks double until a step fits into one; the memory begins anew with every step. The host
- * has two sides in turn: a step is prepared while the one before it may still be copied.
+ * A step's small arrays go through pinned memory with a twin on the device, in areas. A place is rounded up
+ * to a bucket of sizes, so the same operations get the same addresses although arrays grow by an entry
+ * now and then. What commands find through other arrays only (block tables, lists of records) has an area of its
+ * own: how many there are, and how long they are, moves no address that a command knows. Nor does what is queued
+ * before a step's rows come: that runs first, from a third area. Chunks of an area double until a step fits into
+ * one; the memory begins anew with every step. The host has two sides in turn: a step is prepared while the one
+ * before it may still be copied.
  *
  * Block tables and lists of records are found again by their host address: append, attend, score and
  * select of all layers read one copy. */
@@ -15,12 +18,24 @@
 namespace
 {
 
-enum { STAGE_ALIGN = 256, STAGE_FIRST = 4 << 20, TABLE_SLOTS_FIRST = 256 };
+enum {
+    STAGE_ALIGN = 256,
+    STAGE_FIRST = 4 << 20,
+    TABLE_SLOTS_FIRST = 256,
+    STEPS = 4, /* whose events are kept: two in flight, and the one in front of them */
+};
+
+enum { AREA_BEFORE, AREA_ROWS, AREA_APART, AREAS };
 
 struct chunk {
     struct chunk *next;           /* older and smaller */
     uint8_t *host[2], *twin;      /* hosts: of this step and of the one that may still be read */
     size_t bytes, used, uploaded; /* used: of one that is full */
+};
+
+struct area {
+    struct chunk *head;
+    size_t used; /* of head */
 };
 
 /* Something staged in this step, by host address; open addressing. */
@@ -34,11 +49,17 @@ struct staged {
 } /* namespace */
 
 struct cuda_step {
-    struct chunk *head;
-    size_t used;          /* of head */
-    uint32_t turn;        /* which host side this step writes */
-    cudaEvent_t done[2];  /* of the steps submitted, by turn */
-    uint32_t n_submitted; /* the oldest: turn n_submitted steps back */
+    struct area areas[AREAS];
+    bool has_rows;  /* cuda_begin_rows was called in this step */
+    bool likely;    /* it has as many rows as steps of answers have */
+    bool has_begun; /* something of this step was launched */
+    uint32_t turn;  /* which host side this step writes */
+    struct {
+        cudaEvent_t begun, done;
+        uint64_t number;       /* of the step that was submitted */
+    } marks[STEPS];            /* by the step's number */
+    uint32_t n_submitted;      /* the oldest: n_submitted steps back */
+    uint32_t busy_us, idle_us; /* of the last step waited for */
     struct replay *replay;
     struct staged *staged;
     uint32_t n_slots, n_staged; /* slots: a power of two */
@@ -58,9 +79,16 @@ static void chunk_destroy(struct chunk *c)
     mem_free(c);
 }
 
-static bool add_chunk(struct cuda_backend *b, size_t need)
+static void chunks_destroy(struct chunk *c)
 {
-    struct cuda_step *s = b->step;
+    for (struct chunk *next; c != NULL; c = next) {
+        next = c->next;
+        chunk_destroy(c);
+    }
+}
+
+static bool add_chunk(struct cuda_backend *b, struct area *s, size_t need)
+{
     size_t bytes = s->head != NULL ? 2 * s->head->bytes : (size_t)STAGE_FIRST;
     while (bytes < need)
         bytes *= 2;
@@ -80,25 +108,25 @@ static bool add_chunk(struct cuda_backend *b, size_t need)
     return true;
 }
 
-static void *take_room(struct cuda_backend *b, size_t bytes, void **device)
+static void *stage(struct cuda_backend *b, struct area *a, const void *host, size_t bytes)
 {
-    struct cuda_step *s = b->step;
     size_t room = cuda_bucket((bytes + !bytes + STAGE_ALIGN - 1) / STAGE_ALIGN) * STAGE_ALIGN;
-    if ((s->head == NULL || room > s->head->bytes - s->used) && !add_chunk(b, room))
+    if ((a->head == NULL || room > a->head->bytes - a->used) && !add_chunk(b, a, room))
         return NULL;
-    void *host = s->head->host[s->turn] + s->used;
-    *device = s->head->twin + s->used;
-    s->used += room;
-    return host;
+    memcpy(a->head->host[b->step->turn] + a->used, host, bytes);
+    a->used += room;
+    return a->head->twin + (a->used - room);
 }
 
 void *cuda_stage(struct cuda_backend *b, const void *host, size_t bytes)
 {
-    void *device, *room = take_room(b, bytes, &device);
-    if (room == NULL)
-        return NULL;
-    memcpy(room, host, bytes);
-    return device;
+    struct cuda_step *s = b->step;
+    return stage(b, &s->areas[s->has_rows ? AREA_ROWS : AREA_BEFORE], host, bytes);
+}
+
+void *cuda_stage_apart(struct cuda_backend *b, const void *host, size_t bytes)
+{
+    return stage(b, &b->step->areas[AREA_APART], host, bytes);
 }
 
 /* ---- what is staged once ---- */
@@ -141,7 +169,7 @@ const uint32_t *cuda_table(struct cuda_backend *b, const uint32_t *host, size_t 
         return NULL;
     struct staged *e = find_staged(b->step, host);
     if (e->n < n) {
-        e->device = cuda_stage(b, host, n * sizeof *host);
+        e->device = cuda_stage_apart(b, host, n * sizeof *host);
         e->n = e->device != NULL ? n : 0;
     }
     return (const uint32_t *)e->device;
@@ -240,11 +268,11 @@ void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const v
 }
 
 /* Brings what was staged since the last time to the device. */
-static void upload(struct cuda_backend *b)
+static void upload(struct cuda_backend *b, const struct area *a)
 {
     struct cuda_step *s = b->step;
-    for (struct chunk *c = s->head; c != NULL; c = c->next) {
-        size_t end = c == s->head ? s->used : c->used;
+    for (struct chunk *c = a->head; c != NULL; c = c->next) {
+        size_t end = c == a->head ? a->used : c->used;
         if (end > c->uploaded)
             cuda_ok(b,
                     cudaMemcpyAsync(c->twin + c->uploaded, c->host[s->turn] + c->uploaded,
@@ -256,31 +284,45 @@ static void upload(struct cuda_backend *b)
 
 void cuda_flush(struct cuda_backend *b)
 {
+    struct cuda_step *s = b->step;
     cuda_ok(b, cudaSetDevice(b->device), "cudaSetDevice"); /* the thread's, once a step */
-    upload(b);
-    replay_run(b->step->replay, b);
+    if (!s->has_begun)
+        cuda_ok(b, cudaEventRecord(s->marks[b->n_steps % STEPS].begun, b->stream), "a step");
+    s->has_begun = true;
+    for (int i = 0; i < AREAS; i++)
+        upload(b, &s->areas[i]);
+    replay_run(s->replay, b, s->likely);
+}
+
+/* Few rows, and as many as a bucket has: answers, and such a step comes again. */
+void cuda_begin_rows(struct cuda_backend *b, uint32_t n)
+{
+    if (replay_pending(b->step->replay))
+        cuda_flush(b);
+    b->step->has_rows = true;
+    b->step->likely = n <= b->base.ops->step_seqs && n == cuda_bucket(n);
 }
 
 /* What is queued from here on is another step's. Chunks that proved too small go; that waits for them. */
 static void begin_anew(struct cuda_backend *b)
 {
     struct cuda_step *s = b->step;
-    if (s->head != NULL && s->head->next != NULL) /* the step submitted reads them */
-        cuda_ok(b, cudaStreamSynchronize(b->stream), "staging");
     b->n_steps++;
-    s->used = 0;
+    s->has_rows = s->has_begun = s->likely = false;
     s->n_staged = 0;
     s->turn ^= 1;
     if (s->n_slots > 0)
         memset(s->staged, 0, s->n_slots * sizeof *s->staged);
-    if (s->head == NULL)
-        return;
-    for (struct chunk *c = s->head->next, *next; c != NULL; c = next) {
-        next = c->next;
-        chunk_destroy(c);
+    for (struct area *a = s->areas; a < s->areas + AREAS; a++) {
+        a->used = 0;
+        if (a->head == NULL)
+            continue;
+        if (a->head->next != NULL) /* the step submitted reads them */
+            cuda_ok(b, cudaStreamSynchronize(b->stream), "staging");
+        chunks_destroy(a->head->next);
+        a->head->next = NULL;
+        a->head->uploaded = 0;
     }
-    s->head->next = NULL;
-    s->head->uploaded = 0;
 }
 
 void cuda_step_end(struct cuda_backend *b)
@@ -299,9 +341,23 @@ void cuda_submit(struct backend *be)
     struct cuda_step *s = b->step;
     CHECK(s->n_submitted < 2);
     cuda_flush(b);
-    cuda_ok(b, cudaEventRecord(s->done[s->turn], b->stream), "a step's end");
+    cuda_ok(b, cudaEventRecord(s->marks[b->n_steps % STEPS].done, b->stream), "a step's end");
+    s->marks[b->n_steps % STEPS].number = b->n_steps;
     s->n_submitted++;
     begin_anew(b);
+}
+
+/* How long the device was at the step that has ended, and how long it had nothing to do before it. */
+static void take_times(struct cuda_step *s, uint64_t step)
+{
+    const auto *now = &s->marks[step % STEPS], *last = &s->marks[(step - 1) % STEPS];
+    float busy = 0, idle = 0;
+    bool known = cudaEventElapsedTime(&busy, now->begun, now->done) == cudaSuccess;
+    s->busy_us = known ? (uint32_t)(busy * 1e3f) : 0;
+    known = last->number + 1 == step && step > 1 &&
+            cudaEventElapsedTime(&idle, last->done, now->begun) == cudaSuccess;
+    s->idle_us = known && idle > 0 ? (uint32_t)(idle * 1e3f) : 0;
+    (void)cudaGetLastError();
 }
 
 bool cuda_step_wait(struct cuda_backend *b, uint64_t *ended)
@@ -310,19 +366,29 @@ bool cuda_step_wait(struct cuda_backend *b, uint64_t *ended)
     if (s->n_submitted == 0)
         return false;
     *ended = b->n_steps - s->n_submitted;
-    cuda_ok(b, cudaEventSynchronize(s->done[s->turn ^ (s->n_submitted & 1)]), "a step");
+    if (cuda_ok(b, cudaEventSynchronize(s->marks[*ended % STEPS].done), "a step"))
+        take_times(s, *ended);
     if (--s->n_submitted == 0)
         replay_settle(s->replay);
     return true;
 }
 
+void cuda_step_counts(struct backend *be, struct step_counts *out)
+{
+    const struct cuda_step *s = ((struct cuda_backend *)be)->step;
+    replay_counts(s->replay, out);
+    out->busy_us = s->busy_us;
+    out->idle_us = s->idle_us;
+}
+
 status cuda_step_open(struct cuda_backend *b)
 {
-    b->step = (struct cuda_step *)mem_alloc(sizeof *b->step);
-    b->step->replay = replay_create();
-    for (int i = 0; i < 2; i++)
-        if (!cuda_ok(b, cudaEventCreateWithFlags(&b->step->done[i], cudaEventDisableTiming),
-                     "events"))
+    struct cuda_step *s = (struct cuda_step *)mem_alloc(sizeof *s);
+    b->step = s;
+    s->replay = replay_create();
+    for (int i = 0; i < STEPS; i++)
+        if (!cuda_ok(b, cudaEventCreate(&s->marks[i].begun), "events") ||
+            !cuda_ok(b, cudaEventCreate(&s->marks[i].done), "events"))
             return err(b->error, "%s", b->text);
     return OK;
 }
@@ -332,14 +398,15 @@ void cuda_step_close(struct cuda_backend *b)
     struct cuda_step *s = b->step;
     if (s == NULL)
         return;
-    for (struct chunk *c = s->head, *next; c != NULL; c = next) {
-        next = c->next;
-        chunk_destroy(c);
-    }
+    for (int i = 0; i < AREAS; i++)
+        chunks_destroy(s->areas[i].head);
     replay_destroy(s->replay);
-    for (int i = 0; i < 2; i++)
-        if (s->done[i] != NULL)
-            cudaEventDestroy(s->done[i]);
+    for (int i = 0; i < STEPS; i++) {
+        if (s->marks[i].begun != NULL)
+            cudaEventDestroy(s->marks[i].begun);
+        if (s->marks[i].done != NULL)
+            cudaEventDestroy(s->marks[i].done);
+    }
     mem_free(s->staged);
     cudaFree(s->lanes);
     mem_free(s);

@@ -295,6 +295,7 @@ void cuda_embed(struct backend *be, const struct embed_args *a)
     for (uint32_t i = 0; i < a->n_rows; i++)
         CHECK(a->tokens[i] < w->rows || a->tokens[i] >= EMBED_DRAWN);
     struct embed_call c;
+    cuda_begin_rows(b, a->n_rows);
     memset(&c, 0, sizeof c);
     c.table = w->values;
     c.tokens = (const uint32_t *)cuda_stage(b, a->tokens, a->n_rows * sizeof *a->tokens);
