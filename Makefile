@@ -181,7 +181,7 @@ $(B)/tests/cuda/bench_%: tests/cuda/bench_%.cu $(CUDA_OBJ) $(B)/libspind.a
 	@mkdir -p $(@D)
 	$(call show,NVCC,$@)
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(CUDA_OBJ) $(B)/libspind.a -lcublasLt -lpthread -lm -o $@
-.PHONY: cuda-tests cuda-benches test-cuda kbench dist
+.PHONY: cuda-tests cuda-benches test-cuda kbench dist cuda-pack
 CUDA_BENCHES := $(patsubst tests/%,$(B)/tests/%,$(basename $(wildcard tests/cuda/bench_*.cu tests/cuda/bench_*.c)))
 cuda-benches: $(B)/libspind_cuda.so $(CUDA_BENCHES)
 # Each prints lines as tests/cuda/kbench.h has them; this makes one table of all.
@@ -198,6 +198,11 @@ dist: $(B)/spind $(if $(CUDA),$(B)/libspind_cuda.so)
 	@ldd $(B)/spind | awk '/libuv|libcjson|libjemalloc|libllhttp/ {print $$3}' | xargs -r -I{} cp -L {} $(B)/dist
 	@cp -r configs $(if $(CUDA),$(B)/libspind_cuda.so) $(B)/dist
 	@echo '$(B)/dist: $(notdir $(B)/spind), its libraries$(if $(CUDA),$(comma) the CUDA backend) and configs'
+
+# The same with the programs of test-cuda and kbench: for a machine with a GPU, where nothing can be installed.
+CUDA_PLUGINS = $(filter %-cuda.so,$(PLUGINS))
+cuda-pack: dist cuda-tests cuda-benches $(CUDA_PLUGINS)
+	@tests/cuda/pack $(B)/dist $(B)/cuda-pack $(CUDA_TESTS) $(CUDA_BENCHES) $(B)/tests/unit/cuda_load $(CUDA_PLUGINS)
 
 # What needs more than a compiler is a script, which sets up first and builds by calling back.
 CALL := SPIND_CACHE='$(CACHE)' MAKE='$(MAKE)' SPIND='$(B)/spind' MODEL='$(MODEL)'

@@ -554,6 +554,23 @@ static void write_residence(const struct metrics *m, struct writer *w)
               "Selections that did not fit; always 0.", (double)r->truncated_selections);
 }
 
+/* How a device runs steps (kernels/backend.h). */
+static void write_steps(const struct metrics *m, struct writer *w)
+{
+    const struct step_counts *c = &m->step.counts;
+    STATES("counter", "spind_device_steps_total", "how",
+           "Steps of a GPU: in one launch, recorded for that, command by command.",
+           {"replayed", c->replayed}, {"recorded", c->captured}, {"listed", c->listed});
+    write_one(m, w, "gauge", "spind_device_graphs", "Recorded steps that are kept.",
+              (double)c->graphs);
+    write_one(m, w, "gauge", "spind_device_graph_bytes", "Their device memory.",
+              (double)c->graph_bytes);
+    write_one(m, w, "counter", "spind_device_graphs_dropped_total",
+              "Recorded steps that made room for others.", (double)c->dropped);
+    write_one(m, w, "counter", "spind_device_graphs_refused_total",
+              "Steps that could not be recorded.", (double)c->refused);
+}
+
 #undef STATES
 
 static void write_server(const struct metrics *m, const struct api *a, struct writer *w)
@@ -641,6 +658,7 @@ void metrics_render(struct metrics *m, const struct api *a, struct writer *out)
     write_http(m, out);
     write_blocks(m, out);
     write_residence(m, out);
+    write_steps(m, out);
     write_server(m, a, out);
     write_process(m, out);
 }

@@ -25,7 +25,7 @@ for g in "$@"; do
     done
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
-[ -n "$check" ] && die "not installed: ${missing[*]} (make serve installs what is missing)"
+[ -n "$check" ] && die "not installed: ${missing[*]} (make serve installs what is missing; for a machine where nothing can be: make CUDA=1 cuda-pack, or dist, on another one)"
 
 command -v apt-get > /dev/null ||
     die "this is not Debian or Ubuntu: please install what is called here ${missing[*]}"
