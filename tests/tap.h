@@ -34,6 +34,12 @@ __attribute__((format(printf, 4, 5))) static inline int tap_ok(int good, const c
             printf("#   got %lld, want %lld\n", got_, want_);         \
     } while (0)
 
+/* Only what a slow tool (tests/cuda/sanitize) can do: each kernel, on small shapes. */
+static inline int tap_small(void)
+{
+    return getenv("SPIND_SMALL") != NULL;
+}
+
 static inline int tap_done(void)
 {
     printf("1..%d\n", tap_run);

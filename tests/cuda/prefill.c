@@ -246,8 +246,10 @@ int main(void)
         tap_skip_all(err_text());
     printf("# %s\n", gpu->ops->describe(gpu));
     wait_for_plans();
-    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+    for (size_t i = 0; i < (tap_small() ? 1 : ARRAY_LEN(shapes)); i++)
         check_shape(shapes[i].s, shapes[i].name);
+    if (tap_small())
+        return tap_done();
     check_pass((struct shape){16, 128, 8, 4, 16, 128, false, 1.5f}, "R 16 d 128 8 heads group 4");
     check_pass((struct shape){16, 64, 3, 3, 16, 128, false, 1.5f}, "R 16 d 64 group 3");
     check_pass((struct shape){16, 128, 2, 1, 16, 128, true, 1.5f}, "R 16 d 128, DENSE and STREAM");

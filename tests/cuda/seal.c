@@ -520,7 +520,7 @@ int main(int argc, char **argv)
         printf("Bail out! %s\n", err_text());
         return 1;
     }
-    if (argc > 1 && strcmp(argv[1], "small") == 0) { /* for compute-sanitizer */
+    if (tap_small() || (argc > 1 && strcmp(argv[1], "small") == 0)) {
         each_kernel_once();
         return tap_done();
     }
