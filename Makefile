@@ -4,6 +4,7 @@
 # make fuzz       FUZZ_S seconds per parser     make format     let clang-format decide
 # make quality    write docs/quality.md (TEXT=) make clean      remove what was built
 # make dist       a folder that runs elsewhere  make test-cuda  what needs a GPU
+# make cuda-pack  both and tests/cuda/sanitize, for a GPU machine where nothing can be installed
 # make help       this                          make kbench     every kernel's share of its limit
 #
 # Switches: HOST= PORT= MODEL= ARGS= (serve)  FUZZ_S=30 (fuzz)  SAN=address,undefined|thread

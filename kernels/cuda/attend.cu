@@ -204,7 +204,7 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
     memcpy(&next, &c, sizeof next);
     run_many(b, &l, &next);
     for (uint32_t i = 0; i < a->n_seqs; i++)
-        if (cuda_prefill_takes(b, a, &a->seqs[i]))
+        if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, a, &a->seqs[i]))
             cuda_prefill(b, a, &a->seqs[i]);
     for (uint32_t i = 0; i < a->n_plans && has_sparse(&c); i++) {
         if (a->plans[i].n_rows == 0)

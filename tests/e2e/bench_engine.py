@@ -39,6 +39,10 @@ def steps_are_the_mocks():
     ok(all("needs 90" in r["error"] and "there are 8192" in r["error"] for r in s["rows"] if r["context"] == 9000)
        and "needs 90" in out, "what does not fit is said", s["rows"])
     ok("synthetic KV" in out and s["fill"] == "synthetic" and s["svg"].startswith("<svg"), "what the context is made of is said, too")
+    ok(all(0 < r["host_us_p50"] <= r["host_us_p99"] for r in good), "the engine's own work is told beside", good)
+    rc, s, out, err = bench("decode", "--device", "mock", "--mock-step-us", "2000", "--batch", "8", "--context", "300", "--steps", "40",
+                            "--churn", "4")
+    ok(rc == 0 and 4 <= s["rows"][0]["running"] < 8, "with --churn answers end and others begin", out, err)
     rc, s, out, err = bench("prefill", "--device", "mock", "--mock-step-us", str(STEP_MS * 1000), "--tokens", "100,1000,9000", "--chunk",
                             "200", "--repeat", "3")
     ms = [1000 * r["s"] for r in s["rows"] if "s" in r]
