@@ -160,7 +160,7 @@ CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
              -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
              -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
-CUDA_TESTS := $(filter-out %/bench_%,$(call tests-of,cuda))
+CUDA_TESTS := $(patsubst tests/%.c,$(B)/tests/%,$(filter-out tests/cuda/bench_%,$(wildcard tests/cuda/*.c)))
 $(B)/nvcc-flags: force
 	@mkdir -p $(@D)
 	@command -v $(NVCC) > /dev/null || { echo 'spind: CUDA=1 needs nvcc of CUDA 13: put it on PATH, or name it: make CUDA=1 NVCC=...' >&2; exit 1; }
