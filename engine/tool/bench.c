@@ -138,6 +138,7 @@ static status make_config(struct bench *b)
         .mock = {.step_us = b->mock_step_us},
         .block_rows = b->block_rows,
         .max_batched_tokens = b->chunk,
+        .max_model_len = b->max_model_len,
         .heads = {.name = "none", .sparsity = -1, .exempt_layers = b->exempt_layers},
         .write_behind = true,
         .seed = b->seed + 1};
@@ -261,6 +262,8 @@ static int read_words(struct bench *b, int argc, char **argv, const struct bench
         {"max-num-batched-tokens", ARGS_COUNT, &b->chunk, 1, 1 << 20, "rows of a step"},
         {"chunk", ARGS_COUNT, &b->chunk, 1, 1 << 20, "the same"},
         {"model", ARGS_TEXT, &b->model, 0, 0, "GGUF file, or config.json with dummy weights"},
+        {"max-model-len", ARGS_COUNT, &b->max_model_len, 0, 1 << 24,
+         "longest context; 0: the model's. Dummy weights take any"},
         {"load-format", ARGS_TEXT, &b->load_format, 0, 0, "auto, or dummy: random weights"},
         {"device", ARGS_TEXT, &b->device, 0, 0, "auto, cpu, cuda, mock"},
         {"threads", ARGS_COUNT, &b->threads, 0, 1024, "of the CPU; 0: all cores"},

@@ -25,7 +25,7 @@ struct bench {
     struct args_list batches, contexts, plugins, budgets, options, hot, feeds, tokens;
     const char *kv_cache_dtype;
     uint32_t threads, block_rows, steps, warm, chunk, exempt_layers, seed, repeat, patience_s;
-    uint32_t min_rows, mock_step_us, churn;
+    uint32_t min_rows, mock_step_us, churn, max_model_len;
     double top_p;
     bool debug;
     /* from them */
