@@ -1,7 +1,7 @@
 /* `linear`: which way to multiply, and the wide way, through cuBLASLt.
  *
- * Up to SKINNY_ROWS rows go to our own kernel (skinny.cu), where a row's bits depend on nothing but
- * the row and the weight. More rows are gathered, normalised and rounded to bf16 into scratch, then
+ * Up to SKINNY_ROWS rows go to our own kernels (narrow.cu for large weights, else skinny.cu), where a row's bits
+ * depend on nothing but the row and the weight. More rows are gathered, normalised and rounded to bf16 into scratch, then
  * multiplied with float sums (gemm.cu). Gate and up are rounded to bf16 on their way to SWIGLU; its result, where
  * a linear is all that reads it, is bf16 as well and needs no preparation there. */
 #include "kernels/cuda/linear.h"
@@ -29,7 +29,8 @@ status cuda_linear_open(struct cuda_backend *b)
     cublasStatus_t st = cublasLtCreate(&l->lt);
     if (st != CUBLAS_STATUS_SUCCESS)
         return err(ERR_DEVICE, "cuda: cuBLASLt does not start: %s", cublasLtGetStatusString(st));
-    return cuda_skinny_open(b);
+    TRY(cuda_skinny_open(b));
+    return cuda_narrow_open(b);
 }
 
 void cuda_linear_close(struct cuda_backend *b)
@@ -40,6 +41,8 @@ void cuda_linear_close(struct cuda_backend *b)
     cudaFree(b->linear->x);
     cudaFree(b->linear->wide);
     cudaFree(b->linear->workspace);
+    cudaFree(b->linear->counters);
+    cudaFree(b->linear->sums);
     if (b->linear->lt != NULL)
         cublasLtDestroy(b->linear->lt);
     mem_free(b->linear->gemms);
@@ -363,6 +366,10 @@ void cuda_linear(struct backend *be, const struct linear_args *a)
         (rows = (const uint32_t *)cuda_stage(b, a->rows, a->n_rows * sizeof *rows)) == NULL)
         return;
     warm_up(b, a);
+    if (cuda_narrow_takes(b, a)) {
+        cuda_narrow_run(b, a, rows);
+        return;
+    }
     struct skinny_plan p = {};
     if (a->n_rows <= SKINNY_ROWS)
         p = cuda_skinny_plan(b, a);

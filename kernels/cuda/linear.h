@@ -1,4 +1,4 @@
-/* What weight.cu, linear.cu and skinny.cu share: the form of a weight and the two ways to multiply.
+/* What weight.cu, linear.cu, skinny.cu and narrow.cu share: the form of a weight and the ways to multiply.
  *
  * A weight is bf16, row-major, its rows padded with zeros to a multiple of 32 numbers: 16-byte loads
  * are aligned, both operands of a tensor core instruction come from rows, and a stored embedding can be
@@ -10,7 +10,7 @@
 
 #include <cublasLt.h>
 
-enum { WEIGHT_PAD = 32, SKINNY_ROWS = 8 };
+enum { WEIGHT_PAD = 32, SKINNY_ROWS = 8, NARROW_ROWS = 8 };
 
 struct weight {
     uint32_t rows, cols, pitch; /* pitch: cols rounded up to WEIGHT_PAD */
@@ -41,6 +41,10 @@ struct cuda_linear {
     /* skinny.cu: clusters of 1, 2, 4 and 8 blocks that run at once, a block per multiprocessor; 0: the
      * device has no clusters (before sm_90), nor launches that overlap */
     uint32_t clusters[4];
+    /* narrow.cu */
+    uint32_t *counters; /* 0 between launches; NULL: not on this device */
+    void *sums;         /* scratch */
+    size_t sums_bytes;
 };
 /* Any number of rows, through cuBLASLt. rows: a->rows on the device, or NULL where they are 0 and on. */
 void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows);
@@ -74,5 +78,10 @@ struct skinny_plan cuda_skinny_plan(const struct cuda_backend *b, const struct l
 size_t cuda_skinny_shared(const struct linear_args *a, struct skinny_plan p); /* bytes per block */
 void cuda_skinny_run(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
                      struct skinny_plan p);
+
+/* narrow.cu: at most NARROW_ROWS rows of a large weight. Opens behind skinny. */
+status cuda_narrow_open(struct cuda_backend *b);
+bool cuda_narrow_takes(const struct cuda_backend *b, const struct linear_args *a);
+void cuda_narrow_run(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows);
 
 #endif

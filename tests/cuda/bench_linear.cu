@@ -1,10 +1,10 @@
 /* How near to the memory's speed do the linear layers of decode come, and when is cuBLAS faster?
  *
- * For every matrix of SmolLM2-135M and Llama-3.1-8B and 1, 2, 4 and 8 rows: the time of a call by the plan
- * that cuda_skinny_plan chooses and, with an argument, by the best of all plans and by cuBLAS with what it
- * needs around it (gather, norm, rounding, SwiGLU), with the weights' bytes per second as a share of what a
- * copy reaches on an H200. Calls follow each other in a graph, each on a copy of the weights of its own, of
- * more than twice the L2 cache in all. Then the wide way, 16 to 8192 rows of the larger model, as a share of the
+ * For every matrix of SmolLM2-135M and Llama-3.1-8B and 1 to 16 rows: the time of a call as cuda_linear has it
+ * done and, with an argument, up to 8 rows by skinny.cu's plan and the best of all its plans and by cuBLAS with
+ * what it needs around it (gather, norm, rounding, SwiGLU), with the weights' bytes per second as a share of
+ * what a copy reaches on an H200. Calls follow each other in a graph, each on a copy of the weights of its own, of
+ * more than twice the L2 cache in all. Then the wide way, 32 to 8192 rows of the larger model, as a share of the
  * memory's or of a large product's speed. Usage: bench_linear [best | all: print every plan, too] */
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda_api.h"
@@ -81,11 +81,20 @@ static std::vector<struct weight> copies(const struct shape *s)
     must(cudaMalloc(&p, n * one * sizeof *p) == cudaSuccess, "cudaMalloc");
     fill_bf16<<<(unsigned)((n * one + 255) / 256), 256>>>(p, n * one);
     std::vector<struct weight> all;
-    for (size_t i = 0; i < n; i++)
-        all.push_back({s->rows, s->cols, s->cols, one * 2, p + i * one});
+    for (size_t i = 0; i < n; i++) {
+        struct weight w = {};
+        w.rows = s->rows;
+        w.cols = w.pitch = s->cols;
+        w.bytes = one * 2;
+        w.values = p + i * one;
+        all.push_back(w);
+    }
     must(cudaDeviceSynchronize() == cudaSuccess, "fill");
     return all;
 }
+
+/* As cuda_linear chooses. */
+static const struct skinny_plan by_rule = {};
 
 /* Microseconds per call; plan NULL: cuBLASLt. */
 static double time_calls(const std::vector<struct weight> &w, struct linear_args a,
@@ -98,7 +107,9 @@ static double time_calls(const std::vector<struct weight> &w, struct linear_args
         cudaEventRecord(begin, b->stream);
         for (size_t k = 0; k < w.size(); k++) {
             a.w = &w[k];
-            if (plan != NULL)
+            if (plan == &by_rule)
+                cuda_linear(&b->base, &a);
+            else if (plan != NULL)
                 cuda_skinny_run(b, &a, NULL, *plan);
             else
                 cuda_linear_wide(b, &a, NULL);
@@ -156,12 +167,13 @@ static void compare(const struct shape *s, const std::vector<struct weight> &w,
 /* more: 0, 1: compare, 2: and print every plan */
 static void measure(const struct shape *s, int more)
 {
-    enum { MAX_N = SKINNY_ROWS };
+    enum { MAX_N = 16 };
+    static const uint32_t ns[] = {1, 2, 4, 6, 8, 12, MAX_N};
     std::vector<struct weight> w = copies(s);
     float *in = floats((size_t)MAX_N * s->cols), *gain = floats(s->cols);
     float *out = floats((size_t)MAX_N * s->rows);
     char name[32];
-    for (uint32_t n = 1; n <= MAX_N; n *= 2) {
+    for (uint32_t n : ns) {
         struct linear_args a = {};
         a.w = &w[0];
         a.in = in;
@@ -170,12 +182,13 @@ static void measure(const struct shape *s, int more)
         a.norm_eps = 1e-5f;
         a.mode = s->mode;
         a.out = out;
-        struct skinny_plan p = cuda_skinny_plan(b, &a);
-        double own = time_calls(w, a, &p);
+        double us = time_calls(w, a, &by_rule);
         snprintf(name, sizeof name, "%s/n%u", s->name, n);
-        kbench_bytes("linear", name, own, (double)s->rows * s->cols * 2, KBENCH_HBM_GBS);
-        if (more > 0)
-            compare(s, w, a, p, own, more > 1);
+        kbench_bytes("linear", name, us, (double)s->rows * s->cols * 2, KBENCH_HBM_GBS);
+        if (more == 0 || n > SKINNY_ROWS)
+            continue;
+        struct skinny_plan p = cuda_skinny_plan(b, &a);
+        compare(s, w, a, p, time_calls(w, a, &p), more > 1);
     }
     cudaFree(w[0].values);
     cudaFree(in);
@@ -194,7 +207,7 @@ static void measure_wide(const struct shape *s)
     if (strstr(s->name, "down") != NULL) /* what SWIGLU left is read as it is */
         fill_bf16<<<(unsigned)((size_t)most * s->cols / 256), 256>>>((__nv_bfloat16 *)in,
                                                                      (size_t)most * s->cols);
-    for (uint32_t n = 16; n <= most; n *= n < 64 || n == 4096 ? 2 : 4) {
+    for (uint32_t n = 32; n <= most; n *= n < 64 || n == 4096 ? 2 : 4) {
         struct linear_args a = {};
         a.w = &w[0];
         a.in = in;
