@@ -406,6 +406,28 @@ struct attend_args {
     float *lse; /* [n_rows][heads] natural log of the sum, or NULL */
 };
 
+/* What the model has of a layer. */
+struct layer_weights {
+    struct weight *qkv, *out, *gate_up, *down;
+    const float *attn_norm, *ffn_norm;       /* [hidden] gains of RMSNorm */
+    const float *qkv_bias, *q_norm, *k_norm; /* as of append_args */
+};
+
+/* All layers of a step at once: embed, and per layer linear with attn_norm, append, attend, linear (ADD), linear
+ * with ffn_norm (SWIGLU), linear (ADD). Row i of the batch is seqs[i], and all there is of it. */
+struct layers_args {
+    const struct layer_weights *layers; /* [n_layers], all of one shape */
+    const struct weight *embedding;
+    const struct kv_memory *kv;
+    uint32_t n_layers, heads;
+    const uint32_t *tokens; /* [n_seqs] as of embed_args */
+    const struct batch_seq *seqs;
+    uint32_t n_seqs;
+    const float *rope_cos, *rope_sin;
+    float norm_eps, scale;
+    void *out; /* act [n_seqs][hidden]: the residual stream */
+};
+
 enum { SAMPLE_MAX_LOGPROBS = 20, SAMPLE_DRAW = 0xffffffffu };
 
 /* vLLM's sampling parameters, validated by the API (ranges: reference/api.md 2.3). */
@@ -512,6 +534,8 @@ struct backend_ops {
     void (*linear)(struct backend *be, const struct linear_args *a);
     void (*append)(struct backend *be, const struct append_args *a);
     void (*attend)(struct backend *be, const struct attend_args *a);
+    /* false: not for such shapes or such rows, and nothing was queued. NULL: for none. */
+    bool (*layers)(struct backend *be, const struct layers_args *a);
 
     size_t (*digest_bytes)(const struct kv_geometry *geo, const struct digest_desc *d); /* of a
                                   record's lane part in all, digest_offset included; * 64 */

@@ -66,7 +66,7 @@ static void linear(struct model *m, const struct linear_args *a)
 }
 
 /* x += Wdown (silu(Wgate norm(x)) * (Wup norm(x))) */
-static void feed_forward(struct model *m, const struct model_layer *l, void *x, uint32_t n_rows)
+static void feed_forward(struct model *m, const struct layer_weights *l, void *x, uint32_t n_rows)
 {
     const struct linear_args up = {.w = l->gate_up,
                                    .in = x,
@@ -97,7 +97,7 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
                                bool to_attend)
 {
     const struct model_shape *s = &m->info.shape;
-    const struct model_layer *l = &m->layers[layer];
+    const struct layer_weights *l = &m->layers[layer];
     const struct linear_args qkv = {.w = l->qkv,
                                     .in = m->x,
                                     .n_rows = rows_of(b),
@@ -169,7 +169,7 @@ static struct batch cut_to_logits(struct model *m, const struct batch *b)
 /* The last layer after its append, for the rows that want logits only. */
 static void finish_logit_rows(struct model *m, const struct batch *b)
 {
-    const struct model_layer *l = &m->layers[m->info.shape.layers - 1];
+    const struct layer_weights *l = &m->layers[m->info.shape.layers - 1];
     size_t row = (size_t)m->be->ops->act_bytes * m->info.shape.hidden;
     const uint32_t n_logits = b->n_logits + b->n_spare;
     /* In runs: a step of decodes alone is one copy, not one for each. */
@@ -187,9 +187,13 @@ static void finish_logit_rows(struct model *m, const struct batch *b)
                                     .out = m->last};
     linear(m, &out);
     feed_forward(m, l, m->last, n_logits);
+}
+
+static void project_logits(struct model *m, const struct batch *b)
+{
     const struct linear_args head = {.w = m->head,
                                      .in = m->last,
-                                     .n_rows = n_logits,
+                                     .n_rows = b->n_logits + b->n_spare,
                                      .norm_gain = m->final_norm,
                                      .norm_eps = m->info.shape.norm_eps,
                                      .mode = LINEAR_STORE,
@@ -197,11 +201,43 @@ static void finish_logit_rows(struct model *m, const struct batch *b)
     linear(m, &head);
 }
 
+/* A step that does nothing but decode some rows may be one operation of the backend. */
+static bool run_at_once(struct model *m, const struct batch *b)
+{
+    const struct model_shape *s = &m->info.shape;
+    bool plans = b->attention != NULL && attention_rows(b->attention) > 0;
+    if (m->be->ops->layers == NULL || plans || b->n_spare > 0 || b->n_logits != b->n_rows ||
+        b->n_seqs != b->n_rows)
+        return false;
+    for (uint32_t i = 0; i < b->n_logits; i++)
+        if (b->logit_rows[i] != i)
+            return false;
+    const size_t table = (size_t)s->max_positions * (s->head_dim / 2);
+    const struct layers_args a = {.layers = m->layers,
+                                  .embedding = m->embedding,
+                                  .kv = b->kv,
+                                  .n_layers = s->layers,
+                                  .heads = s->heads,
+                                  .tokens = b->tokens,
+                                  .seqs = b->seqs,
+                                  .n_seqs = b->n_seqs,
+                                  .rope_cos = m->rope,
+                                  .rope_sin = m->rope ? m->rope + table : NULL,
+                                  .norm_eps = s->norm_eps,
+                                  .scale = m->attn_scale,
+                                  .out = m->last};
+    return m->be->ops->layers(m->be, &a);
+}
+
 const void *model_forward(struct model *m, const struct batch *b)
 {
     CHECK(b->n_rows > 0 && rows_of(b) <= m->max_rows);
     CHECK(b->n_logits + b->n_spare <= m->max_logits);
     const uint32_t last = m->info.shape.layers - 1;
+    if (run_at_once(m, b)) {
+        project_logits(m, b);
+        return m->logits;
+    }
     const struct embed_args embed = {
         .table = m->embedding, .tokens = b->tokens, .n_rows = rows_of(b), .out = m->x};
     m->be->ops->embed(m->be, &embed);
@@ -226,7 +262,9 @@ const void *model_forward(struct model *m, const struct batch *b)
         const struct batch few = cut_to_logits(m, b);
         attend(m, &few, last);
     }
-    if (b->n_logits > 0)
+    if (b->n_logits > 0) {
         finish_logit_rows(m, b);
+        project_logits(m, b);
+    }
     return m->logits;
 }

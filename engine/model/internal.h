@@ -87,19 +87,13 @@ void plan_fini(struct plan *p);
 status dictionary_read(struct dictionary *v, struct gguf *g);
 void dictionary_find_ends(struct dictionary *v); /* adds control tokens known to end a turn */
 
-struct model_layer {
-    struct weight *qkv, *out, *gate_up, *down;
-    const float *attn_norm, *ffn_norm;       /* these and the next: inside model.vectors */
-    const float *qkv_bias, *q_norm, *k_norm; /* NULL: the family has none */
-};
-
 struct model {
     struct model_info info;
     struct backend *be;
     struct tokenizer *tokenizer;
     const struct chat_template *chat;
 
-    struct model_layer *layers;
+    struct layer_weights *layers; /* norms and biases: inside `vectors` */
     struct weight *embedding;
     struct weight *head; /* may be the embedding */
     float *vectors;      /* backend memory: norms and biases; NULL: mock */

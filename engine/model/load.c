@@ -94,7 +94,7 @@ static uint32_t *make_halves(const struct model_shape *s)
 static status pack_layer(struct loader *l, uint32_t i)
 {
     const struct plan_layer *p = &l->plan->layers[i];
-    struct model_layer *to = &l->m->layers[i];
+    struct layer_weights *to = &l->m->layers[i];
     const struct stack qkv = {.t = {p->q, p->k, p->v}, .row_from = {l->halves, l->halves}, .n = 3};
     const struct stack out = {.t = {p->out}, .n = 1};
     const struct stack gate_up = {.t = {p->gate, p->up}, .n = 2};
@@ -180,7 +180,7 @@ static status put_all(struct vectors *v)
     const struct plan *p = v->l->plan;
     for (uint32_t i = 0; i < p->shape.layers; i++) {
         const struct plan_layer *from = &p->layers[i];
-        struct model_layer *to = &m->layers[i];
+        struct layer_weights *to = &m->layers[i];
         TRY(put_vector(v, &from->attn_norm, 1, &to->attn_norm));
         TRY(put_vector(v, &from->ffn_norm, 1, &to->ffn_norm));
         TRY(put_vector(v, from->bias, 3, &to->qkv_bias));

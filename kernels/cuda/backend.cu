@@ -187,6 +187,7 @@ static void cuda_close(struct backend *be)
     cuda_sample_close(b);
     cuda_prefill_close(b);
     cuda_seal_close(b);
+    cuda_layers_close(b);
     cuda_attend_close(b);
     cuda_linear_close(b);
     cuda_resolve_close(b);
@@ -232,6 +233,7 @@ static const struct backend_ops cuda_ops = {
     .linear = cuda_linear,
     .append = cuda_append,
     .attend = cuda_attend,
+    .layers = cuda_layers,
     /* The engine asks for these: without score every row attends everything. */
     .digest_bytes = cuda_digest_bytes,
     .seal = cuda_seal,
@@ -298,6 +300,7 @@ static status open_parts(struct cuda_backend *b)
     TRY(cuda_step_open(b));
     TRY(cuda_linear_open(b));
     TRY(cuda_attend_open(b));
+    TRY(cuda_layers_open(b));
     TRY(cuda_tier_open(b));
     TRY(cuda_hot_open(b));
     TRY(cuda_resolve_open(b));

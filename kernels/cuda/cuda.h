@@ -26,6 +26,7 @@ struct cuda_backend {
     struct cuda_step *step;         /* step.cu */
     struct cuda_linear *linear;     /* linear.cu */
     struct cuda_attend *attend;     /* attend.cu */
+    struct cuda_layers *layers;     /* layers.cu */
     struct cuda_sampler *sampler;   /* sample.cu */
     struct cuda_tier *tier;         /* tier.cu */
     struct cuda_hot *hot;           /* hot.cu */
@@ -132,6 +133,11 @@ void cuda_weight_destroy(struct backend *be, struct weight *w);
 size_t cuda_weight_bytes(const struct weight *w);
 void cuda_embed(struct backend *be, const struct embed_args *a);
 void cuda_linear(struct backend *be, const struct linear_args *a);
+
+/* layers.cu */
+status cuda_layers_open(struct cuda_backend *b);
+void cuda_layers_close(struct cuda_backend *b);
+bool cuda_layers(struct backend *be, const struct layers_args *a);
 
 /* append.cu, attend.cu, prefill.cu, known.cu */
 status cuda_attend_open(struct cuda_backend *b);

@@ -10,7 +10,12 @@
 
 #include <cublasLt.h>
 
-enum { WEIGHT_PAD = 32, SKINNY_ROWS = 8, NARROW_ROWS = 8 };
+enum {
+    WEIGHT_PAD = 32,
+    WEIGHT_SPARE = 8 /* rows behind the last */,
+    SKINNY_ROWS = 8,
+    NARROW_ROWS = 8
+};
 
 struct weight {
     uint32_t rows, cols, pitch; /* pitch: cols rounded up to WEIGHT_PAD */

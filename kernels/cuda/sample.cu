@@ -2,8 +2,9 @@
  * (reference/models.md 7.1): banned ids and biases; penalties; greedy, or temperature, min_p, top_k, top_p
  * and one draw; logprobs of the raw logits.
  *
- * A block per row. Rows of a vocabulary are 0.2 to 0.6 MB and lie in L2 when the head has written them: a
- * pass of one block costs 2 to 6 us, a greedy row is one pass, a filtered draw four. Probabilities are
+ * Rows of a vocabulary are 0.2 to 0.6 MB and lie in L2 when the head has written them. Their greatest logits are
+ * found by many blocks: that is all a greedy row needs. Then a block per row: a pass costs it 2 to 6 us, a
+ * filtered draw is three. Probabilities are
  * summed as whole numbers of 2^-40 of the greatest, so no order of addition can be seen and a draw is
  * the same alone and in a batch. Only tokens whose logits nearly tie can differ from the CPU's.
  *
@@ -21,10 +22,11 @@ struct results {
 };
 
 struct cuda_sampler {
-    float *x;       /* [rows][vocab] logits as changed by lists and penalties */
-    uint32_t *seen; /* [rows][vocab] */
-    uint32_t *ids;  /* [rows][vocab] candidates */
-    size_t x_bytes, seen_bytes, ids_bytes;
+    float *x;           /* [rows][vocab] logits as changed by lists and penalties */
+    uint32_t *seen;     /* [rows][vocab] */
+    uint32_t *ids;      /* [rows][vocab] candidates */
+    struct peak *peaks; /* [rows][SAMPLE_PARTS] */
+    size_t x_bytes, seen_bytes, ids_bytes, peaks_bytes;
     struct drawn *out; /* [rows] device: the next step takes its tokens from here */
     size_t out_bytes;
     struct results results[2]; /* the oldest is results[first] */
@@ -45,6 +47,7 @@ void cuda_sample_close(struct cuda_backend *b)
     cudaFree(s->x);
     cudaFree(s->seen);
     cudaFree(s->ids);
+    cudaFree(s->peaks);
     cudaFree(s->out);
     cudaFreeHost(s->results[0].host);
     cudaFreeHost(s->results[1].host);
@@ -112,6 +115,65 @@ static void run_adjust(struct cuda_backend *b, const void *params)
     const struct sample_call *c = (const struct sample_call *)params;
     adjust_kernel<<<c->n_rows, SAMPLE_THREADS, 0, b->stream>>>(*c);
     cuda_launched(b, "sample: lists and penalties");
+}
+
+/* ---- the greatest logit ---- */
+
+enum { PEAK_THREADS = 256, PEAK_AT_ONCE = 4 };
+
+/* Four logits from `at` on; nothing beyond the end. Rows of odd sizes are not aligned. */
+__device__ static inline float4 four_logits(const float *x, uint32_t at, uint32_t end, bool whole)
+{
+    const float none = -INFINITY;
+    if (whole && at < end)
+        return *(const float4 *)(x + at);
+    return make_float4(at < end ? x[at] : none, at + 1 < end ? x[at + 1] : none,
+                       at + 2 < end ? x[at + 2] : none, at + 3 < end ? x[at + 3] : none);
+}
+
+/* A block has a part of a row. Bound by a trip to L2 and its launch. Op: sample. */
+__global__ static void __launch_bounds__(PEAK_THREADS) peaks_kernel(struct sample_call c)
+{
+    __shared__ struct peak of_warp[PEAK_THREADS / 32];
+    const uint32_t each = (c.vocab + SAMPLE_PARTS * 4 - 1) / (SAMPLE_PARTS * 4) * 4;
+    const uint32_t begin = blockIdx.x * each, end = min(c.vocab, begin + each);
+    sample_wait();
+    const float *x = c.logits + (size_t)c.rows[blockIdx.y].logits_row * c.vocab;
+    struct peak p = {-INFINITY, ~0u, 0};
+    for (uint32_t at = begin + threadIdx.x * 4; at < end; at += PEAK_AT_ONCE * PEAK_THREADS * 4) {
+        float4 v[PEAK_AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < PEAK_AT_ONCE; i++)
+            v[i] = four_logits(x, at + i * PEAK_THREADS * 4, end, c.vocab % 4 == 0);
+#pragma unroll
+        for (uint32_t i = 0; i < PEAK_AT_ONCE * 4; i++) {
+            const float y = (&v[i / 4].x)[i % 4];
+            const uint32_t id = at + i / 4 * PEAK_THREADS * 4 + i % 4;
+            p.nan |= y != y;
+            if (y > p.max) { /* ids grow */
+                p.max = y;
+                p.id = id;
+            }
+        }
+    }
+    peak_of_warp(&p);
+    if (threadIdx.x % 32 == 0)
+        of_warp[threadIdx.x / 32] = p;
+    __syncthreads();
+    if (threadIdx.x >= 32)
+        return;
+    p = of_warp[threadIdx.x % (PEAK_THREADS / 32)];
+    peak_of_warp(&p);
+    if (threadIdx.x == 0)
+        c.peaks[blockIdx.y * SAMPLE_PARTS + blockIdx.x] = p;
+}
+
+static void run_peaks(struct cuda_backend *b, const void *params)
+{
+    const struct sample_call *c = (const struct sample_call *)params;
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t how = sample_config(b, dim3(SAMPLE_PARTS, c->n_rows), PEAK_THREADS, &early);
+    cuda_ok(b, cudaLaunchKernelEx(&how, peaks_kernel, *c), "sample: greatest logits");
 }
 
 static void run_draw(struct cuda_backend *b, const void *params)
@@ -182,6 +244,8 @@ static bool reserve(struct cuda_backend *b, struct results *to, uint32_t n_rows,
     struct cuda_sampler *s = b->sampler;
     size_t rows = cuda_bucket(n_rows), numbers = rows * vocab * 4;
     if (!cuda_reserve(b, (void **)&s->out, &s->out_bytes, rows * sizeof *s->out) ||
+        !cuda_reserve(b, (void **)&s->peaks, &s->peaks_bytes,
+                      rows * SAMPLE_PARTS * sizeof *s->peaks) ||
         (changes && !cuda_reserve(b, (void **)&s->x, &s->x_bytes, numbers)) ||
         (changes && !cuda_reserve(b, (void **)&s->seen, &s->seen_bytes, numbers)) ||
         (lists && !cuda_reserve(b, (void **)&s->ids, &s->ids_bytes, numbers)))
@@ -242,9 +306,11 @@ void cuda_sample(struct backend *be, const struct sample_args *a)
     c.x = s->x;
     c.seen = s->seen;
     c.ids = s->ids;
+    c.peaks = s->peaks;
     c.out = s->out;
     if (changes)
         cuda_do(b, run_adjust, &c, sizeof c);
+    cuda_do(b, run_peaks, &c, sizeof c);
     cuda_do(b, run_draw, &c, sizeof c);
     to->rows = a->rows;
     to->n_rows = a->n_rows;

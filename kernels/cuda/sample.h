@@ -4,7 +4,10 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { SAMPLE_THREADS = 1024 }; /* of a block, which has a row */
+enum {
+    SAMPLE_THREADS = 1024, /* of a block, which has a row */
+    SAMPLE_PARTS = 32,     /* of a row of logits, whose greatest are found apart: a lane each */
+};
 
 /* A sample_row, as kernels read it: pointers are device memory. */
 struct draw_row {
@@ -24,6 +27,13 @@ struct drawn {
     struct sample_top top[SAMPLE_MAX_LOGPROBS];
 };
 
+/* The greatest of some logits. */
+struct peak {
+    float max;
+    uint32_t id; /* the smallest with it; ~0: there is none */
+    uint32_t nan;
+};
+
 /* Parameters of the kernels, by value. Row i of x, seen and ids belongs to rows[i]. */
 struct sample_call {
     const float *logits;
@@ -31,8 +41,51 @@ struct sample_call {
     const struct draw_row *rows;
     float *x;
     uint32_t *seen, *ids;
+    struct peak *peaks; /* [n_rows][SAMPLE_PARTS] of the logits */
     struct drawn *out;
 };
+
+__device__ static inline bool peak_better(float x, uint32_t id, float y, uint32_t other)
+{
+    return x > y || (x == y && id < other);
+}
+
+/* The best of what the lanes of a warp have, in all of them. */
+__device__ static inline void peak_of_warp(struct peak *p)
+{
+    for (int d = 16; d > 0; d /= 2) {
+        float y = __shfl_xor_sync(~0u, p->max, d);
+        uint32_t other = __shfl_xor_sync(~0u, p->id, d);
+        p->nan |= __shfl_xor_sync(~0u, p->nan, d);
+        if (peak_better(y, other, p->max, p->id)) {
+            p->max = y;
+            p->id = other;
+        }
+    }
+}
+
+/* Launched while the kernel before still runs, where the device knows how: both kinds wait by themselves. */
+__device__ static inline void sample_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+static inline cudaLaunchConfig_t sample_config(const struct cuda_backend *b, dim3 grid,
+                                               uint32_t threads, cudaLaunchAttribute *early)
+{
+    early->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early->val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t how = {};
+    how.gridDim = grid;
+    how.blockDim = dim3(threads);
+    how.stream = b->stream;
+    how.attrs = early;
+    how.numAttrs = b->overlaps ? 1 : 0;
+    return how;
+}
 
 /* Does the row need ids? */
 bool sample_needs_ids(const struct draw_row *r, uint32_t vocab);

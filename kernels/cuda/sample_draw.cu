@@ -76,24 +76,13 @@ __device__ uint64_t sum_u64(struct shared *s, uint64_t v)
     return v;
 }
 
-struct peak {
-    float max;
-    uint32_t id;
-    bool nan;
-};
-
-__device__ bool better(float x, uint32_t id, float y, uint32_t other)
-{
-    return x > y || (x == y && id < other);
-}
-
 /* The best of what the threads have; id ~0: has none. */
 __device__ void best_of_block(struct shared *s, float *x, uint32_t *id)
 {
     for (int d = 16; d > 0; d /= 2) {
         float y = __shfl_xor_sync(~0u, *x, d);
         uint32_t other = __shfl_xor_sync(~0u, *id, d);
-        if (better(y, other, *x, *id)) {
+        if (peak_better(y, other, *x, *id)) {
             *x = y;
             *id = other;
         }
@@ -105,7 +94,7 @@ __device__ void best_of_block(struct shared *s, float *x, uint32_t *id)
     }
     __syncthreads();
     for (int i = 0; i < WARPS; i++)
-        if (better(s->most[i], s->id[i], *x, *id)) {
+        if (peak_better(s->most[i], s->id[i], *x, *id)) {
             *x = s->most[i];
             *id = s->id[i];
         }
@@ -113,18 +102,27 @@ __device__ void best_of_block(struct shared *s, float *x, uint32_t *id)
 
 __device__ struct peak find_peak(struct shared *s, const float *x, uint32_t n)
 {
-    struct peak p = {never, ~0u, false};
+    struct peak p = {never, ~0u, 0};
     int nan = 0;
     for (uint32_t i = threadIdx.x; i < n; i += blockDim.x) {
         float v = x[i];
         nan |= v != v;
-        if (better(v, i, p.max, p.id)) {
+        if (peak_better(v, i, p.max, p.id)) {
             p.max = v;
             p.id = i;
         }
     }
     best_of_block(s, &p.max, &p.id);
     p.nan = __syncthreads_or(nan) != 0;
+    return p;
+}
+
+/* Of what was found part by part. */
+__device__ struct peak fold_peaks(const struct peak *parts)
+{
+    struct peak p = parts[threadIdx.x % 32];
+    static_assert(SAMPLE_PARTS == 32, "a lane each");
+    peak_of_warp(&p);
     return p;
 }
 
@@ -462,8 +460,8 @@ __device__ void best_tokens(struct shared *s, const float *x, uint32_t n, float 
         float best = never;
         uint32_t id = ~0u;
         for (uint32_t i = threadIdx.x; i < n_ids; i += blockDim.x) {
-            bool taken = j > 0 && !better(bound, bound_id, x[ids[i]], ids[i]);
-            if (!taken && better(x[ids[i]], ids[i], best, id)) {
+            bool taken = j > 0 && !peak_better(bound, bound_id, x[ids[i]], ids[i]);
+            if (!taken && peak_better(x[ids[i]], ids[i], best, id)) {
                 best = x[ids[i]];
                 id = ids[i];
             }
@@ -508,7 +506,8 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) draw_kernel(struct sample_call
     const float *raw = c.logits + (size_t)r->logits_row * c.vocab;
     uint32_t *ids = c.ids + (size_t)blockIdx.x * c.vocab;
     bool draws = r->target == SAMPLE_DRAW;
-    struct peak first = find_peak(&s, raw, c.vocab), peak = first;
+    sample_wait();
+    struct peak first = fold_peaks(c.peaks + (size_t)blockIdx.x * SAMPLE_PARTS), peak = first;
     bool bad = !usable(first) || (!draws && r->target >= c.vocab);
     uint32_t token = draws ? 0 : r->target;
     const float *x = r->changed ? c.x + (size_t)blockIdx.x * c.vocab : raw;
@@ -545,6 +544,7 @@ bool sample_needs_ids(const struct draw_row *r, uint32_t vocab)
 
 void sample_launch(struct cuda_backend *b, const struct sample_call *c)
 {
-    draw_kernel<<<c->n_rows, SAMPLE_THREADS, 0, b->stream>>>(*c);
-    cuda_launched(b, "sample");
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t how = sample_config(b, dim3(c->n_rows), SAMPLE_THREADS, &early);
+    cuda_ok(b, cudaLaunchKernelEx(&how, draw_kernel, *c), "sample");
 }

@@ -208,6 +208,12 @@ static status check_parts(struct weight *w, const struct weight_desc *d)
     return OK;
 }
 
+/* Behind the last row: kernels may read whole tiles of rows, whose other results they forget. */
+static size_t spare_bytes(const struct weight *w)
+{
+    return (size_t)WEIGHT_SPARE * w->pitch * sizeof *w->values;
+}
+
 status cuda_weight_create(struct backend *be, const struct weight_desc *d, struct weight **out)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
@@ -219,7 +225,7 @@ status cuda_weight_create(struct backend *be, const struct weight_desc *d, struc
         if (st == OK && d->parts[i].data != NULL && !upload_open(b))
             st = ERR_MEMORY;
     if (st == OK) {
-        cudaError_t e = cudaMalloc((void **)&w->values, w->bytes);
+        cudaError_t e = cudaMalloc((void **)&w->values, w->bytes + spare_bytes(w));
         if (e != cudaSuccess) {
             (void)cudaGetLastError();
             w->values = NULL;
