@@ -44,8 +44,8 @@ static bool shapes_fit(const struct cuda_backend *b, const struct layers_args *a
     const uint32_t hidden = l->qkv->cols, ff = l->down->cols, grid = grid_of(b, a);
     size_t bytes = l->qkv->bytes + l->out->bytes + l->gate_up->bytes + l->down->bytes;
     uint32_t group = a->heads / g->kv_heads;
-    return bytes <= MAX_BYTES && (g->head_dim == 64 || g->head_dim == 128) && group <= 8 &&
-           hidden % 4 == 0 && ff % 4 == 0 && std::max(hidden, ff) <= MAX_COLS &&
+    return g->type == KV_BF16 && bytes <= MAX_BYTES && (g->head_dim == 64 || g->head_dim == 128) &&
+           group <= 8 && hidden % 4 == 0 && ff % 4 == 0 && std::max(hidden, ff) <= MAX_COLS &&
            units_of(hidden) <= grid * LAYERS_KEEPS && shared_bytes(a) <= MAX_SHARED &&
            a->n_layers <= LAYERS_MAX && a->n_seqs * g->kv_heads <= grid;
 }
