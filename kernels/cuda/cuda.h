@@ -26,7 +26,6 @@ struct cuda_backend {
     struct cuda_step *step;         /* step.cu */
     struct cuda_linear *linear;     /* linear.cu */
     struct cuda_attend *attend;     /* attend.cu */
-    struct cuda_layers *layers;     /* layers.cu */
     struct cuda_sampler *sampler;   /* sample.cu */
     struct cuda_tier *tier;         /* tier.cu */
     struct cuda_hot *hot;           /* hot.cu */
@@ -35,6 +34,7 @@ struct cuda_backend {
     struct cuda_seal *seal;         /* seal.cu */
     struct cuda_score *score;       /* score.cu */
     struct cuda_select *select;     /* select.cu */
+    struct cuda_layers *layers;     /* layers.cu */
 };
 
 /* ---- backend.cu ---- */

@@ -500,13 +500,13 @@ __global__ void __launch_bounds__(SAMPLE_THREADS) draw_kernel(struct sample_call
 {
     __shared__ struct shared s;
     const struct draw_row *r = &c.rows[blockIdx.x];
+    sample_wait(); /* also of a block with nothing to do: a later kernel relies on it */
     if (r->host == NULL)
         return;
     struct drawn *d = &c.out[blockIdx.x];
     const float *raw = c.logits + (size_t)r->logits_row * c.vocab;
     uint32_t *ids = c.ids + (size_t)blockIdx.x * c.vocab;
     bool draws = r->target == SAMPLE_DRAW;
-    sample_wait();
     struct peak first = fold_peaks(c.peaks + (size_t)blockIdx.x * SAMPLE_PARTS), peak = first;
     bool bad = !usable(first) || (!draws && r->target >= c.vocab);
     uint32_t token = draws ? 0 : r->target;
