@@ -12,7 +12,7 @@
 
 enum {
     WEIGHT_PAD = 32,
-    WEIGHT_SPARE = 8 /* rows behind the last */,
+    WEIGHT_SPARE = 8, /* rows behind the last */
     SKINNY_ROWS = 8,
     NARROW_ROWS = 8
 };
