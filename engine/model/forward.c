@@ -201,13 +201,13 @@ static void project_logits(struct model *m, const struct batch *b)
     linear(m, &head);
 }
 
-/* A step that does nothing but decode some rows may be one operation of the backend. */
+/* A step that does nothing but decode some rows may be one operation of the backend. Rows of nobody's get what
+ * was there: their logits are nobody's. */
 static bool run_at_once(struct model *m, const struct batch *b)
 {
     const struct model_shape *s = &m->info.shape;
     bool plans = b->attention != NULL && attention_rows(b->attention) > 0;
-    if (m->be->ops->layers == NULL || plans || b->n_spare > 0 || b->n_logits != b->n_rows ||
-        b->n_seqs != b->n_rows)
+    if (m->be->ops->layers == NULL || plans || b->n_logits != b->n_rows || b->n_seqs != b->n_rows)
         return false;
     for (uint32_t i = 0; i < b->n_logits; i++)
         if (b->logit_rows[i] != i)
