@@ -444,12 +444,20 @@ __device__ static void finish(const struct narrow_args &a, const struct place &a
     }
 }
 
+/* The operation before has ended; the one behind may start, and wait in its turn. */
+__device__ static inline void wait_for_inputs(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /* See the top. Bound by HBM: reads W once. Ops: linear, all modes. */
 template <int DEPTH>
 __global__ static void __launch_bounds__(THREADS, 1)
     narrow_kernel(const __grid_constant__ struct narrow_args a)
 {
-#if __CUDA_ARCH__ >= 900
     extern __shared__ uint4 shared[];
     struct partials *s = (struct partials *)shared;
     struct place at = find_place(a);
@@ -469,8 +477,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
             f.behind++;
             end_step();
         }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
+    wait_for_inputs();
     uint32_t ticket = threadIdx.x == 0 ? take_group(a, at) : 0;
     stage<DEPTH>(a, at, s, x, pieces, f);
     if (threadIdx.x == 0)
@@ -498,7 +505,6 @@ __global__ static void __launch_bounds__(THREADS, 1)
             __syncthreads();
         group = s->group[(turn + 1) % TURNS];
     }
-#endif
 }
 
 /* ---- host ---- */
