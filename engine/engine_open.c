@@ -277,7 +277,8 @@ static status warm_rows(struct engine *e, uint32_t n_rows, bool draws)
     const uint32_t last = n_rows - 1;
     uint32_t *tokens = mem_alloc(n_rows * sizeof *tokens);
     const struct kv_open o = {.tokens = tokens, .n = n_rows, .max_rows = n_rows};
-    struct sample_row drawn = {.target = SAMPLE_DRAW, .n_top = -1, .params = {.top_p = 1}};
+    struct sample_row drawn = {
+        .target = SAMPLE_DRAW, .n_top = -1, .params = {.top_p = 1, .repetition_penalty = 1}};
     struct kv_seq seq = {0};
     uint32_t n_hit;
     status st = kv_seq_open(e->kv, &seq, &o, 0, &n_hit);

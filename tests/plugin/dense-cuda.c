@@ -15,7 +15,7 @@ struct stand_in {
     long n_syncs, fails_at, grows;           /* grows: bytes */
     struct host_progress dram[LANE_CLASSES]; /* of each arena */
     const void *arenas[LANE_CLASSES];
-    int n_arenas;
+    int n_arenas, n_news;
 };
 
 #define HOST(be) (((struct stand_in *)(void *)(be))->host)
@@ -30,6 +30,13 @@ static const char *stand_in_describe(struct backend *be)
 {
     (void)be;
     return "cuda: a stand-in";
+}
+
+static const char *stand_in_news(struct backend *be, bool *bad)
+{
+    struct stand_in *s = (struct stand_in *)(void *)be;
+    *bad = true;
+    return s->n_news++ == 0 ? "it only stands in" : NULL;
 }
 
 static uint64_t stand_in_memory(struct backend *be)
@@ -124,6 +131,7 @@ static status stand_in_open(struct backend **out, const struct cuda_options *o)
                                   .step_seqs = host->ops->step_seqs,
                                   .close = stand_in_close,
                                   .describe = stand_in_describe,
+                                  .news = stand_in_news,
                                   .alloc = stand_in_alloc,
                                   .free = stand_in_free,
                                   .copy = stand_in_copy,
