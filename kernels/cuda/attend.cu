@@ -171,6 +171,8 @@ void attend_cut_set(const struct cuda_backend *b, const struct attend_call *c, s
 {
     size_t most = (size_t)b->sms * SET_ITEMS_PER_SM;
     s->estimate_split = s->coded ? CUDA_CODED : CUDA_ESTIMATES;
+    if (s->coded && s->part_rows > 16)
+        s->estimate_split /= 2; /* the codes of a split's pages go to shared memory */
     s->slots.pages = ceil_of(s->pages != NULL ? (size_t)s->page_cap << c->page_shift : s->sink_rows,
                              CUDA_PLAN_SPLIT);
     s->slots.tail = s->tail != NULL ? 0 : CUDA_TAIL_SPLITS;

@@ -18,7 +18,12 @@ template <int DP> struct estimate_memory {
     float scales[CUDA_ESTIMATES];
     float p[CUDA_FEW][CUDA_ESTIMATES];            /* logits in base 2, then weights */
     __half weights[CUDA_FEW][CUDA_ESTIMATES + 8]; /* times scales, relative to the greatest */
-    float sums[4][CUDA_FEW][DP + 8]; /* of each warp, by column: of the tile, then tile by tile */
+    union {
+        float sums[4][CUDA_FEW]
+                  [DP + 8]; /* of each warp, by column: of the tile, then tile by tile */
+        uint32_t code_words[CODES_WORDS];  /* before that */
+        uint16_t directions[DP * CODES_K]; /* and before that */
+    };
     float2 ml[CUDA_FEW];
     float scale;
     struct codes_memory codes;
@@ -216,12 +221,20 @@ __device__ static inline void estimate_split(const struct attend_call *c, const 
                                              uint8_t *memory, float *o, float2 *ml)
 {
     struct estimate_memory<DP> *m = (struct estimate_memory<DP> *)memory;
+    const uint32_t rows = e->s->part_rows, per_warp = e->s->estimate_split / 4;
+    const uint32_t first = threadIdx.x / 32 * per_warp,
+                   end = max(first, min(first + per_warp, e->n));
     gather<DP>(c, e, m);
+    if (e->s->coded) /* pages of R = 8 are taken in twos */
+        codes_fetch(&m->codes, rows, first, (end + 1) / 2 * 2, m->code_words);
     soften<DP>(c, e, m);
+    if (e->s->coded) {
+        copies_wait<0>();
+        __syncwarp();
+        codes_sum(&m->codes, m->code_words, rows, c->group, first, end, m->p[0], CUDA_ESTIMATES);
+        __syncthreads();
+    }
     sum_means<DP, WHOLE>(c, e, m);
-    if (e->s->coded)
-        codes_sum(&m->codes, e->s->part_rows, c->group, e->s->estimate_split / 4, e->n, m->p[0],
-                  CUDA_ESTIMATES);
     __syncthreads();
     store_estimates<DP>(c, e, m, o, ml);
 }

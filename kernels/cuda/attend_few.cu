@@ -20,7 +20,7 @@ namespace
 template <int DP> struct few {
     enum {
         TILE_BYTES = CUDA_TILE * DP * 2, /* of K or V */
-        STAGES = DP == 64 ? 4 : 3,
+        STAGES = DP == 64 ? 5 : 3,
         BYTES = STAGES * TILE_BYTES * 2,
         CTAS = DP == 256 ? 1 : 2, /* per SM at least */
     };
@@ -205,7 +205,7 @@ struct copies {
 
 /* Masks of the tiles in the ring, as each warp copied them. */
 struct mask_ring {
-    uint32_t of[4][4][2]; /* [stage][warp][half] */
+    uint32_t of[5][4][2]; /* [stage][warp][half] */
 };
 
 template <int DP, bool WHOLE>
@@ -504,8 +504,9 @@ __device__ void run_estimates(const struct attend_call *c, const struct work *w,
     if (s->coded) {
         const float *q = c->q + w->k.row * c->q_stride + (size_t)w->k.head * c->group * c->dim;
         const uint8_t *first = e.digests + (size_t)w->records[0] * s->record_bytes;
-        codes_query(&((struct estimate_memory<DP> *)memory)->codes, q, c->dim, c->group,
-                    c->plain_scale, first + s->layout.codes);
+        struct estimate_memory<DP> *m = (struct estimate_memory<DP> *)memory;
+        codes_query(&m->codes, q, c->dim, c->group, c->plain_scale, first + s->layout.codes,
+                    m->directions);
     }
     for (uint32_t i = w->estimate; i < w->end_estimate; i++) {
         const uint32_t first = i * s->estimate_split;
@@ -597,6 +598,6 @@ void attend_prepare_few(void)
 size_t attend_few_bytes(uint32_t dim)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, [&](auto s) { bytes = few<s.DP>::BYTES; });
-    return bytes + sizeof(struct exchange) + sizeof(struct mask_ring) + CUDA_MAX_DIM * 4;
+    attend_by_shape(dim, [&](auto s) { bytes = few<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
+    return bytes + sizeof(struct exchange) + sizeof(struct mask_ring);
 }

@@ -20,7 +20,8 @@ namespace
 
 enum {
     WINDOW_STEP = 64,  /* a STREAM lane's window moves by so many positions */
-    ITEMS_PER_SM = 4,  /* CTAs of a kernel: two waves of two */
+    CTAS_PER_SM = 2,   /* at once */
+    WAVES = 2,         /* of CTAs */
     MAX_PARTIAL = 512, /* MiB of partial results; above, a MANY task is not shared by CTAs */
     MAX_LAST = 32, /* splits that the last CTA folds; more are quicker in a kernel of their own */
 };
@@ -193,13 +194,15 @@ uint32_t positions_before(const struct attend_task *k, uint32_t split)
     return k->first_end + (at < end ? at : end);
 }
 
-/* Positions of a FEW task for one CTA: few enough for all SMs to be at work to the end. */
+/* Positions of a FEW task for one CTA: where all SMs can have what there is at once, in long splits at most,
+ * just that; else few enough for all of them to be at work to the end. */
 size_t few_share(const struct plan *p)
 {
-    size_t all = 0, items = (size_t)p->b->sms * ITEMS_PER_SM;
+    size_t all = 0, slots = (size_t)p->b->sms * CTAS_PER_SM;
     for (uint32_t i = 0; i < p->few.n; i++)
         all += positions_of(&p->few.list[i]);
-    return (all + items - 1) / items;
+    size_t once = (all + slots - 1) / slots;
+    return once <= CUDA_LONG ? once : (once + WAVES - 1) / WAVES;
 }
 
 /* Of a MANY task: all, where there are tasks enough. */
@@ -211,7 +214,7 @@ size_t many_share(const struct plan *p)
         all += positions_of(k);
         partials += (size_t)k->n_splits * k->n_rows * p->group;
     }
-    size_t items = (size_t)p->b->sms * ITEMS_PER_SM;
+    size_t items = (size_t)p->b->sms * CTAS_PER_SM * WAVES;
     size_t bytes = partials * attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
     if (bytes >> 20 > MAX_PARTIAL || p->many.n * 2 >= items)
         return SIZE_MAX;
@@ -221,10 +224,14 @@ size_t many_share(const struct plan *p)
 /* The end of the splits of a CTA that begins with `split`: as many as have `share` positions. */
 uint32_t end_of_share(const struct attend_task *k, uint32_t split, size_t share)
 {
-    uint32_t first = positions_before(k, split++);
-    while (split < k->n_splits && positions_before(k, split) - first < share)
-        split++;
-    return split;
+    size_t target = positions_before(k, split) + share;
+    if (target < share || target >= positions_of(k))
+        return k->n_splits;
+    uint32_t at = (uint32_t)target, end = attend_splits(at);
+    if (end >= k->n_first)
+        end = k->n_first + (at > k->first_end ? attend_splits(at - k->first_end) : 0);
+    end = end > split ? end : split + 1;
+    return end < k->n_splits ? end : k->n_splits;
 }
 
 bool add_merge(struct tasks *t, const struct attend_task *k, uint32_t queries)
@@ -243,22 +250,40 @@ bool add_merge(struct tasks *t, const struct attend_task *k, uint32_t queries)
     return true;
 }
 
-/* Cuts every task into CTAs and gives it room for its partial results. */
+/* Adds the CTAs of a task: those that have more than half a share, or the others. */
+bool add_items(struct tasks *t, const struct attend_task *task, size_t share, bool heavy)
+{
+    struct attend_task k = *task;
+    for (uint32_t split = 0; split < k.n_splits; split = k.end_split) {
+        k.split = split;
+        k.end_split = end_of_share(&k, split, share);
+        uint32_t end =
+            k.end_split < k.n_splits ? positions_before(&k, k.end_split) : positions_of(&k);
+        if ((end - positions_before(&k, split) > share / 2) != heavy)
+            continue;
+        t->items = (struct attend_task *)grow(t->item_room, (t->n_items + 1) * sizeof *t->items);
+        if (t->items == NULL)
+            return false;
+        t->items[t->n_items++] = k;
+    }
+    return true;
+}
+
+/* How many CTAs a task has. */
+uint32_t count_items(const struct attend_task *k, size_t share)
+{
+    uint32_t n = 0;
+    for (uint32_t split = 0; split < k->n_splits; n++)
+        split = end_of_share(k, split, share);
+    return n;
+}
+
+/* Cuts every task into CTAs and gives it room for its partial results. Heavy CTAs come first. */
 bool cut(struct plan *p, struct tasks *t, size_t share, bool is_few)
 {
     for (uint32_t i = 0; i < t->n; i++) {
         struct attend_task *k = &t->list[i];
-        uint32_t queries = (uint32_t)k->n_rows * p->group, first = t->n_items;
-        for (uint32_t split = 0; split < k->n_splits; split = k->end_split) {
-            k->split = split;
-            k->end_split = share == SIZE_MAX ? k->n_splits : end_of_share(k, split, share);
-            t->items =
-                (struct attend_task *)grow(t->item_room, (t->n_items + 1) * sizeof *t->items);
-            if (t->items == NULL)
-                return false;
-            t->items[t->n_items++] = *k;
-        }
-        uint32_t n = t->n_items - first;
+        uint32_t queries = (uint32_t)k->n_rows * p->group, n = count_items(k, share);
         bool folds = (is_few ? k->n_splits : n) > 1;
         k->partial = (uint32_t)t->partials;
         k->n_items = (uint16_t)n;
@@ -271,14 +296,11 @@ bool cut(struct plan *p, struct tasks *t, size_t share, bool is_few)
             k->counter = p->counters++;
         if (k->fold == FOLD_MERGE && !add_merge(t, k, queries))
             return false;
-        for (uint32_t j = first; j < t->n_items; j++) {
-            struct attend_task *item = &t->items[j];
-            item->partial = k->partial;
-            item->n_items = k->n_items;
-            item->fold = k->fold;
-            item->counter = k->counter;
-        }
     }
+    for (uint32_t heavy = 2; heavy-- > 0;)
+        for (uint32_t i = 0; i < t->n; i++)
+            if (!add_items(t, &t->list[i], share, heavy))
+                return false;
     return true;
 }
 

@@ -342,6 +342,6 @@ void attend_prepare_many(void)
 size_t attend_many_bytes(uint32_t dim)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, [&](auto s) { bytes = many<s.DP>::BYTES; });
-    return bytes + sizeof(struct attend_task) + CUDA_MAX_DIM * 4;
+    attend_by_shape(dim, [&](auto s) { bytes = many<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
+    return bytes + sizeof(struct attend_task);
 }
