@@ -11,7 +11,7 @@
 #include <math.h>
 
 enum { KV_HEADS = 8, GROUP = 4, DIM = 128, HEADS = KV_HEADS * GROUP, LAYERS = 4, ROWS = 16 };
-enum { WIDTH = (HEADS + 2 * KV_HEADS) * DIM, CHUNK = 256 << 20 };
+enum { WIDTH = (HEADS + 2 * KV_HEADS) * DIM, CHUNK = 64 << 20 };
 
 /* Bytes that appending a row must move: q and k are rewritten, k and v go to pages as bf16. */
 enum { APPENDED = WIDTH * 4 + (HEADS + KV_HEADS) * DIM * 4 + 2 * KV_HEADS * DIM * 2 };
@@ -21,21 +21,24 @@ static struct backend *gpu;
 /* Random numbers of at most 1, as bf16 (two in a word) or as floats. */
 static void *random_memory(size_t bytes, bool halves)
 {
-    uint32_t *host = mem_alloc(CHUNK), x = 12345;
-    for (size_t i = 0; i < CHUNK / 4; i++) {
-        x = x * 1664525 + 1013904223;
-        float f = (float)x / 2147483648.0f - 1.0f;
-        memcpy(&host[i], &f, 4);
-        if (halves)
-            host[i] = (host[i] & 0xffff0000u) | host[i] >> 16;
+    static uint32_t *hosts[2];
+    uint32_t **host = &hosts[halves], x = 12345;
+    if (*host == NULL) {
+        *host = mem_alloc(CHUNK);
+        for (size_t i = 0; i < CHUNK / 4; i++) {
+            x = x * 1664525 + 1013904223;
+            float f = (float)x / 2147483648.0f - 1.0f;
+            memcpy(&(*host)[i], &f, 4);
+            if (halves)
+                (*host)[i] = ((*host)[i] & 0xffff0000u) | (*host)[i] >> 16;
+        }
     }
     uint8_t *p = gpu->ops->alloc(gpu, bytes);
     CHECK(p != NULL);
     for (size_t at = 0; at < bytes; at += CHUNK)
-        gpu->ops->copy(gpu, p + at, at == 0 ? (void *)host : p,
+        gpu->ops->copy(gpu, p + at, at == 0 ? (void *)*host : p,
                        bytes - at < CHUNK ? bytes - at : CHUNK);
     CHECK(gpu->ops->sync(gpu) == OK);
-    mem_free(host);
     return p;
 }
 
@@ -355,30 +358,40 @@ static void planned(uint32_t B, uint32_t R, enum digest_kind kind, uint32_t esti
     close_plans(&j);
 }
 
-int main(void)
+/* Of all shapes, or of those that the arguments name: plan:B:R:ESTIMATES[:codes], decode:B:LENGTH,
+ * prefill:ROWS:LENGTH. */
+static void run_named(const char *name)
 {
+    unsigned a = 0, b = 0, c = 0;
+    char kind[8] = "";
+    if (sscanf(name, "plan:%u:%u:%u:%7s", &a, &b, &c, kind) >= 3)
+        planned(a, b, kind[0] != 0 ? DIGEST_CODES : DIGEST_CENTROID, c);
+    else if (sscanf(name, "decode:%u:%u", &a, &b) == 2)
+        decode(a, b);
+    else if (sscanf(name, "prefill:%u:%u", &a, &b) == 2)
+        prefill(a, b);
+    else
+        printf("# what is %s?\n", name);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const all[] = {
+        "plan:1:16:0",       "plan:1:16:2048",       "plan:1:8:1966:codes",  "plan:2:16:2048",
+        "plan:6:16:0",       "plan:6:16:2048",       "plan:6:8:1966:codes",  "plan:12:16:2048",
+        "plan:16:16:0",      "plan:16:16:2048",      "plan:16:8:1966:codes", "plan:64:16:0",
+        "plan:64:16:2048",   "plan:64:8:1966:codes", "decode:1:1000",        "decode:1:4000",
+        "decode:1:8192",     "decode:1:32768",       "decode:1:131072",      "decode:4:32768",
+        "decode:8:2048",     "decode:8:32768",       "decode:8:131072",      "prefill:2048:2048",
+        "prefill:8192:8192", "prefill:2048:32768",   "prefill:256:32768",    "prefill:64:131072",
+    };
     if (spind_cuda_open(&gpu, 0) != OK)
         tap_skip_all(err_text());
     printf("# %s\n", gpu->ops->describe(gpu));
-    static const uint32_t batches[] = {1, 2, 6, 16, 64};
-    for (size_t i = 0; i < ARRAY_LEN(batches); i++) {
-        planned(batches[i], 16, DIGEST_CENTROID, 0);
-        planned(batches[i], 16, DIGEST_CENTROID, 2048);
-        planned(batches[i], 8, DIGEST_CODES, 1966);
-    }
-    decode(1, 1000);
-    decode(1, 4000);
-    decode(1, 8192);
-    decode(1, 32768);
-    decode(1, 131072);
-    decode(8, 2048);
-    decode(8, 32768);
-    decode(8, 131072);
-    prefill(2048, 2048);
-    prefill(8192, 8192);
-    prefill(2048, 32768);
-    prefill(256, 32768);
-    prefill(64, 131072);
+    for (int i = 1; i < argc; i++)
+        run_named(argv[i]);
+    for (size_t i = 0; argc < 2 && i < ARRAY_LEN(all); i++)
+        run_named(all[i]);
     gpu->ops->close(gpu);
     return 0;
 }
