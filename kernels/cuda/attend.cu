@@ -1,9 +1,9 @@
 /* Attend: the commands of a call.
  *
  * Rows that attend by position come as lists (attend_list.cu), one for tasks of few queries and one for tasks
- * of many; each instance's planned rows as a set, whose CTAs are numbered by what its plans have room
- * for. The first set and the list of few queries are one launch. All of a call's parameters but the
- * addresses of its buffers stay what they are from step to step, until a bucket grows. */
+ * of many; each instance's planned rows as a set. Each is a launch of its own: kernels are small, since an SM
+ * that meets code for the first time waits for it. All of a call's parameters but the addresses of its
+ * buffers stay what they are from step to step, until a bucket grows. */
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/prefill.h"
 
@@ -13,19 +13,9 @@
 namespace
 {
 
-/* CTAs of planned rows per SM: as many as there are splits, up to so many, then a CTA gets more of them. */
-enum { SET_ITEMS_PER_SM = 16 };
-
 uint32_t ceil_of(size_t n, size_t unit)
 {
     return (uint32_t)((n + unit - 1) / unit);
-}
-
-/* How splits of a kind are shared by CTAs. */
-void cut_kind(uint32_t slots, uint32_t per_item, uint32_t *items, uint32_t *per)
-{
-    *per = per_item;
-    *items = ceil_of(slots, per_item);
 }
 
 void fill_set(struct cuda_backend *b, const struct attend_args *a, const struct attend_plans *p,
@@ -55,29 +45,27 @@ void fill_set(struct cuda_backend *b, const struct attend_args *a, const struct 
     CHECK(s->layout.values != 0);
 }
 
-/* The list of few queries and a set, in one launch. */
 void run_few(struct cuda_backend *b, const struct attend_list *l, struct attend_call *c)
 {
-    struct attend_set *s = &c->set;
-    size_t partials = l->few_partials, counters = l->counters;
-    if (s->rows != NULL) {
-        attend_cut_set(b, c, s);
-        s->partial = (uint32_t)partials;
-        s->counter = (uint32_t)counters;
-        partials += attend_set_entries(c, s) * s->n_slots * c->group;
-        counters += attend_set_entries(c, s);
-        CHECK(partials < UINT32_MAX);
-    }
     c->tasks = l->few;
     c->n_tasks = l->n_few;
     c->merges = l->few_merges;
     c->n_merges = l->n_few_merges;
     c->max_queries = l->few_queries;
-    if ((c->n_tasks == 0 && s->rows == NULL) || !attend_reserve(b, c, partials, counters))
+    if (c->n_tasks == 0 || !attend_reserve(b, c, l->few_partials, l->counters))
         return;
     cuda_do(b, attend_run_few, c, sizeof *c);
     if (c->n_merges > 0)
         cuda_do(b, attend_run_merge, c, sizeof *c);
+}
+
+void run_planned(struct cuda_backend *b, struct attend_call *c)
+{
+    attend_cut_set(c, &c->set);
+    const size_t entries = attend_set_entries(c, &c->set);
+    CHECK(entries * c->set.n_slots * c->group < UINT32_MAX);
+    if (attend_reserve(b, c, entries * c->set.n_slots * c->group, entries))
+        cuda_do(b, attend_run_planned, c, sizeof *c);
 }
 
 void run_many(struct cuda_backend *b, const struct attend_list *l, struct attend_call *c)
@@ -110,7 +98,9 @@ bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t h
     CHECK(g->block_rows == 8 || g->block_rows == 16 || g->block_rows == 32);
     CHECK(g->kv_heads <= CUDA_MAX_KV_HEADS && heads / g->kv_heads <= CUDA_FEW);
     size_t few = attend_few_bytes(g->head_dim), many = attend_many_bytes(g->head_dim);
-    size_t need = few > many ? few : many;
+    size_t need = attend_planned_bytes(g->head_dim);
+    need = few > need ? few : need;
+    need = many > need ? many : need;
     if (need <= b->attend->shared_max)
         return true;
     if (b->error == OK) {
@@ -167,10 +157,10 @@ bool attend_reserve(struct cuda_backend *b, struct attend_call *c, size_t partia
     return true;
 }
 
-void attend_cut_set(const struct cuda_backend *b, const struct attend_call *c, struct attend_set *s)
+void attend_cut_set(const struct attend_call *c, struct attend_set *s)
 {
-    size_t most = (size_t)b->sms * SET_ITEMS_PER_SM;
-    s->estimate_split = s->coded ? CUDA_CODED : CUDA_ESTIMATES;
+    /* Of means too: a split is a chain of latencies, and two entries of a thread wait one after the other. */
+    s->estimate_split = CUDA_CODED;
     if (s->coded && s->part_rows > 16)
         s->estimate_split /= 2; /* the codes of a split's pages go to shared memory */
     s->slots.pages = ceil_of(s->pages != NULL ? (size_t)s->page_cap << c->page_shift : s->sink_rows,
@@ -178,15 +168,11 @@ void attend_cut_set(const struct cuda_backend *b, const struct attend_call *c, s
     s->slots.tail = s->tail != NULL ? 0 : CUDA_TAIL_SPLITS;
     s->slots.estimates = ceil_of(s->estimate_cap, s->estimate_split);
     s->n_slots = s->slots.pages + s->slots.tail + s->slots.estimates;
-    uint32_t tail = s->tail == NULL || s->lse != NULL ? CUDA_TAIL_SPLITS : 0; /* to be run */
-    size_t splits = attend_set_entries(c, s) * (s->slots.pages + tail + s->slots.estimates);
-    uint32_t per_item = splits > most ? ceil_of(splits, most) : 1;
-    cut_kind(s->slots.pages, per_item, &s->items.pages, &s->per_item.pages);
-    cut_kind(tail, per_item, &s->items.tail, &s->per_item.tail);
-    cut_kind(s->slots.estimates, per_item, &s->items.estimates, &s->per_item.estimates);
-    s->n_items = s->items.pages + s->items.tail + s->items.estimates;
-    if (s->n_items == 0) /* no list, and `known` has the tail: somebody must fold it */
-        s->n_items = s->items.pages = 1;
+    s->runs_tail = s->tail == NULL || s->lse != NULL;
+    const uint32_t tail = s->runs_tail ? CUDA_TAIL_SPLITS : 0;
+    size_t units = s->slots.pages + tail + s->slots.estimates;
+    units = attend_set_entries(c, s) * (units > 0 ? units : 1);
+    s->n_units = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
 }
 
 void cuda_attend(struct backend *be, const struct attend_args *a)
@@ -195,16 +181,15 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
     CHECK(a->scale > 0);
     if (!attend_fits(b, a->kv->geo, a->heads))
         return;
-    const struct attend_list *found = attend_list_get(b, a);
-    if (found == NULL)
+    const struct attend_list *l = attend_list_get(b, a);
+    if (l == NULL)
         return;
-    struct attend_list l = *found;
     struct attend_call c, next;
     attend_fill(&c, a->kv, a->layer, a->heads, a->qkv, a->scale);
     c.out = (float *)a->out;
     c.lse = a->lse;
     memcpy(&next, &c, sizeof next);
-    run_many(b, &l, &next);
+    run_many(b, l, &next);
     for (uint32_t i = 0; i < a->n_seqs; i++)
         if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, a, &a->seqs[i]))
             cuda_prefill(b, a, &a->seqs[i]);
@@ -215,13 +200,10 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
         fill_set(b, a, &a->plans[i], &next);
         if (next.set.rows == NULL)
             return;
-        run_few(b, &l, &next);
-        l.few = NULL;
-        l.n_few = l.n_few_merges = 0;
-        l.few_partials = l.counters = 0;
+        run_planned(b, &next);
     }
     memcpy(&next, &c, sizeof next);
-    run_few(b, &l, &next);
+    run_few(b, l, &next);
 }
 
 status cuda_attend_open(struct cuda_backend *b)
@@ -236,6 +218,7 @@ status cuda_attend_open(struct cuda_backend *b)
     b->attend->shared_max = (size_t)bytes;
     attend_prepare_few();
     attend_prepare_many();
+    attend_prepare_planned();
     return OK;
 }
 

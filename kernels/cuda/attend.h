@@ -14,8 +14,7 @@
  *
  * Tasks by position are listed on the host, once a step (attend_list.cu), a CTA each or several; what a
  * CTA needs lies in its entry, so it reads nothing else before it asks for pages. Planned rows need no list:
- * their CTAs are numbered by row, KV head and split, up to the capacity of a plan, and find out on the
- * device how much of it is used. */
+ * the device counts what there is to do and shares it out (attend_planned.cu). */
 #ifndef KERNELS_CUDA_ATTEND_H
 #define KERNELS_CUDA_ATTEND_H
 
@@ -29,7 +28,7 @@ enum {
     CUDA_MIDDLE = 256,     /* ... then so long ... */
     CUDA_MIDDLES = 24,     /* ... these; ... */
     CUDA_LONG = 1024,      /* ... and so long all others. Multiples of CUDA_TILE */
-    CUDA_PLAN_SPLIT = 256, /* of planned rows: one sequence of 2,600 rows keeps all SMs at work */
+    CUDA_PLAN_SPLIT = 192, /* of planned rows: as much as a CTA has in flight at once */
     CUDA_ESTIMATES = 256,  /* estimated partitions of a split; ... */
     CUDA_CODED = 128,      /* ... with row codes, which take longer */
     CUDA_TAIL_SPLITS = (SEGMENT_ROWS + TAIL_ROWS + CUDA_PLAN_SPLIT - 1) / CUDA_PLAN_SPLIT,
@@ -71,8 +70,9 @@ enum attend_fold {
 
 /* A CTA's part of a task by position. */
 struct attend_task {
-    const block_id *table;          /* NULL: an entry beyond the last; nothing to do */
-    uint32_t row, pos;              /* first row of the batch, position of that row */
+    const block_id *table; /* NULL: an entry beyond the last; nothing to do */
+    uint32_t row, pos;     /* first row of the batch, position of that row */
+    uint32_t fresh; /* positions from here on are of this step; those before may be read early */
     uint32_t first_end, begin, end; /* attends [0, first_end), then [begin, end) causally */
     uint32_t n_first, n_splits;     /* splits of [0, first_end); of both */
     uint32_t split, end_split;      /* what this CTA runs */
@@ -93,8 +93,8 @@ struct attend_merge {
 };
 
 /* Planned rows of one instance, all their SPARSE lanes; or, with `lse`, what `known` wants of them. A
- * (row, KV head) is entry row * kv_heads + head, and has `items` CTAs: for pages, for the tail, for
- * estimates. Its partial results: `slots` splits of pages, tail and estimates, as many as there can be. */
+ * (row, KV head) is entry row * kv_heads + head. Its partial results: `slots` splits of pages, tail and
+ * estimates, as many as there can be. */
 struct attend_set {
     const struct cuda_row *rows;
     const uint32_t *pages, *masks, *n_pages, *estimates, *n_estimates;
@@ -110,8 +110,10 @@ struct attend_set {
     uint32_t coded, part_rows, estimate_split;
     struct {
         uint32_t pages, tail, estimates;
-    } items, per_item, slots;
-    uint32_t n_items, n_slots; /* of an entry in all */
+    } slots;
+    uint32_t n_slots;          /* of an entry in all */
+    uint32_t n_units;          /* of all entries: splits to be run, as many as there can be */
+    uint32_t runs_tail;        /* the tail is to be attended here */
     uint32_t partial, counter; /* of the first entry */
 };
 
@@ -133,7 +135,7 @@ struct attend_call {
     float *part_o;         /* [partial][padded head_dim] */
     float2 *part_ml;       /* [partial] greatest score, sum */
     uint32_t *arrived;     /* [counter], 0 between kernels */
-    struct attend_set set; /* n_items 0: none */
+    struct attend_set set; /* of attend_run_planned */
 };
 
 enum { LANE_CLASS_SHIFT = 24 };
@@ -153,10 +155,8 @@ void attend_fill(struct attend_call *c, const struct kv_memory *kv, uint32_t lay
 /* Room for so many partial results (rows of padded head_dim) and counters; false after an error. */
 bool attend_reserve(struct cuda_backend *b, struct attend_call *c, size_t partials,
                     size_t counters);
-/* How the entries of a set are cut into CTAs: once its capacities are known. Its partial results and counters
- * begin at these; n_partials and n_counters: how many it needs. */
-void attend_cut_set(const struct cuda_backend *b, const struct attend_call *c,
-                    struct attend_set *s);
+/* How the entries of a set are cut into splits: once its capacities are known. */
+void attend_cut_set(const struct attend_call *c, struct attend_set *s);
 static inline size_t attend_set_entries(const struct attend_call *c, const struct attend_set *s)
 {
     return (size_t)s->n_rows * c->kv_heads;
@@ -190,16 +190,20 @@ const struct attend_list *attend_list_get(struct cuda_backend *b, const struct a
 const struct append_place *append_places(struct cuda_backend *b, const struct append_args *a,
                                          bool marks, uint32_t *n);
 
-/* ---- attend_few.cu, attend_many.cu, attend_merge.cu: commands; params: struct attend_call ---- */
+/* ---- attend_few.cu, attend_many.cu, attend_planned.cu, attend_merge.cu: commands; params: struct
+ * attend_call ---- */
 
-void attend_run_few(struct cuda_backend *b, const void *params);  /* tasks and set */
-void attend_run_many(struct cuda_backend *b, const void *params); /* tasks */
+void attend_run_few(struct cuda_backend *b, const void *params);     /* tasks */
+void attend_run_many(struct cuda_backend *b, const void *params);    /* tasks */
+void attend_run_planned(struct cuda_backend *b, const void *params); /* set */
 void attend_run_merge(struct cuda_backend *b, const void *params);
 /* Once for the current device; what one CTA needs in bytes. */
 void attend_prepare_few(void);
 void attend_prepare_many(void);
+void attend_prepare_planned(void);
 size_t attend_few_bytes(uint32_t dim);
 size_t attend_many_bytes(uint32_t dim);
+size_t attend_planned_bytes(uint32_t dim);
 
 static inline uint32_t attend_padded_dim(uint32_t dim)
 {

@@ -44,14 +44,17 @@ __device__ static inline float2 part_ml(const struct attend_parts *p, uint32_t i
     return __ldcg((tail ? p->tail_ml : p->ml) + at);
 }
 
-/* Whether this CTA is the last of its task; the others' results are there then. All threads. */
-__device__ static inline bool arrived_last(uint32_t *counter, uint32_t n_items)
+/* Whether this CTA, which did `own` units of a task of n, is the last of it; the others' results are there
+ * then. All threads. */
+__device__ static inline bool arrived_last(uint32_t *counter, uint32_t own, uint32_t n)
 {
     __threadfence();
     __syncthreads();
     int last = 0;
     if (threadIdx.x == 0) {
-        last = atomicInc(counter, n_items - 1) == n_items - 1; /* and 0 again for the next kernel */
+        last = atomicAdd(counter, own) + own == n;
+        if (last)
+            *counter = 0; /* for the next kernel */
         __threadfence();
     }
     return __syncthreads_or(last) != 0;

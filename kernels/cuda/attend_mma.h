@@ -181,7 +181,8 @@ template <int DP> __device__ static inline uint32_t chunk_at(uint32_t row, uint3
     return row * (DP * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-/* Starts copying this warp's rows of the tile at pos. WHOLE: head_dim is DP. */
+/* Starts copying this warp's rows of the tile at pos; all of them, where pages are whole, with next to no
+ * arithmetic. WHOLE: head_dim is DP. */
 template <int DP, bool WHOLE>
 __device__ static inline void copy_tile(const struct lane_pages *p, const struct tile_pages *t,
                                         uint32_t pos, uint32_t end, uint32_t k_at, uint32_t v_at)
@@ -190,29 +191,37 @@ __device__ static inline void copy_tile(const struct lane_pages *p, const struct
     const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     const uint32_t in_page = (1u << p->shift) - 1, dim = WHOLE ? DP : p->dim;
     const size_t v_part = (size_t)dim * 2 << p->shift;
+    const bool all = pos + first + 16 <= end && (t->masks[0] & t->masks[1]) == ~0u;
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
-        block_id b = t->pages[half];
-        const uint32_t mask = t->masks[half];
+        const block_id b = t->pages[half];
+        const uint32_t mask = t->masks[half], r0 = first + half * 8;
         const uint8_t *page =
             (b & BLOCK_IN_DRAM ? p->dram : p->hbm) + (size_t)(b & ~BLOCK_IN_DRAM) * p->block_bytes;
-        if (WHOLE) {
+        if (WHOLE && all) {
+            const uint8_t *from = page + ((pos + r0) & in_page) * (DP * 2) + lane * 16;
 #pragma unroll
             for (uint32_t i = 0; i < 8; i += rows) {
-                uint32_t r = first + half * 8 + i + lane / chunks, c = lane % chunks;
-                uint32_t row = (pos + r) & in_page;
-                bool exists = pos + r < end && (mask >> row & 1);
+                const uint32_t to = chunk_at<DP>(r0 + i + lane / chunks, lane % chunks);
+                copy_16(k_at + to, from + i * (DP * 2), true);
+                copy_16(v_at + to, from + i * (DP * 2) + v_part, true);
+            }
+        } else if (WHOLE) {
+#pragma unroll 1
+            for (uint32_t i = lane; i < 8 * chunks; i += 32) {
+                const uint32_t r = r0 + i / chunks, c = i % chunks, row = (pos + r) & in_page;
+                const bool exists = pos + r < end && (mask >> row & 1);
                 const uint8_t *from = page + row * (DP * 2) + c * 16;
                 copy_16(k_at + chunk_at<DP>(r, c), from, exists);
                 copy_16(v_at + chunk_at<DP>(r, c), from + v_part, exists);
             }
         } else {
-            for (uint32_t i = 0; i < 8 * DP / 2; i += 32) { /* pairs of numbers */
-                uint32_t r = first + half * 8 + (i + lane) / (DP / 2), x = (i + lane) % (DP / 2);
-                uint32_t row = (pos + r) & in_page;
-                bool exists = pos + r < end && x * 2 < dim && (mask >> row & 1);
-                size_t from = exists ? row * (size_t)dim * 2 + x * 4 : 0;
-                uint32_t to = chunk_at<DP>(r, x / 4) + x % 4 * 4;
+#pragma unroll 1
+            for (uint32_t i = lane; i < 8 * DP / 2; i += 32) { /* pairs of numbers */
+                const uint32_t r = r0 + i / (DP / 2), x = i % (DP / 2), row = (pos + r) & in_page;
+                const bool exists = pos + r < end && x * 2 < dim && (mask >> row & 1);
+                const size_t from = exists ? row * (size_t)dim * 2 + x * 4 : 0;
+                const uint32_t to = chunk_at<DP>(r, x / 4) + x % 4 * 4;
                 copy_4(k_at + to, page + from, exists);
                 copy_4(v_at + to, page + v_part + from, exists);
             }
@@ -283,6 +292,71 @@ __device__ static inline uint32_t query_limit(const struct attend_call *c,
                                               bool first)
 {
     return first ? k->first_end : k->pos + min(query / c->group, k->n_rows - 1) + 1;
+}
+
+/* Queries of a task of at most 16, as they come: behind one another in shared memory, in rows that lie in
+ * different banks. */
+template <int DP> struct query_rows {
+    float of[CUDA_FEW][DP + 8];
+};
+
+/* Starts copying them, before the pages: loads that wait behind those come last. */
+template <int DP, bool WHOLE>
+__device__ static inline void copy_queries(const struct attend_call *c, const struct attend_task *k,
+                                           struct query_rows<DP> *to)
+{
+    const uint32_t n = k->n_rows * c->group;
+    if (WHOLE) {
+        for (uint32_t i = threadIdx.x; i < n * (DP / 4); i += CUDA_THREADS) {
+            const uint32_t query = i / (DP / 4), x = i % (DP / 4) * 4;
+            copy_16(shared_address(&to->of[query][x]), query_at(c, k, query) + x, true);
+        }
+    } else {
+        for (uint32_t i = threadIdx.x; i < n * DP; i += CUDA_THREADS) {
+            const uint32_t query = i / DP, x = i % DP;
+            copy_4(shared_address(&to->of[query][x]), query_at(c, k, query) + (x < c->dim ? x : 0),
+                   x < c->dim);
+        }
+    }
+}
+
+/* The first operand of a matrix instruction, of n queries that are there. */
+template <int DP>
+__device__ static inline void load_queries(const struct query_rows<DP> *from, uint32_t n,
+                                           uint32_t a[DP / 16][4])
+{
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t query = lane / 4 + i * 8;
+#pragma unroll
+        for (int s = 0; s < DP / 16; s++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float2 x = make_float2(0, 0);
+                if (query < n)
+                    x = *(const float2 *)&from->of[query][s * 16 + half * 8 + lane % 4 * 2];
+                a[s][half * 2 + i] = pack(x.x, x.y);
+            }
+    }
+}
+
+/* Scores of 16 queries and this warp's 16 positions of a tile. */
+template <int DP>
+__device__ static inline void warp_score(const uint32_t a[DP / 16][4], uint32_t k_at, float s[2][4])
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t row = threadIdx.x / 32 * 16 + lane % 8 + lane / 16 * 8, odd = lane / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
+#pragma unroll
+    for (int i = 0; i < DP / 16; i++) {
+        uint32_t b[4];
+        load_matrices(b, k_at + chunk_at<DP>(row, 2 * i + odd));
+        multiply(s[0], a[i], b);
+        multiply(s[1], a[i], b + 2);
+    }
 }
 
 /* Weights of what was folded so far and of the next split. */

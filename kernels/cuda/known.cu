@@ -1,6 +1,6 @@
 /* Known mass of planned rows: their tails, whose partial results attend folds in later, and the sinks' pages.
- * It is the kernel of attend_few.cu with the sinks in the place of a list: they are found through the block
- * table, so they may be in DRAM, and the last CTA adds masses up instead of folding values. Splits and
+ * It is the kernel of attend_planned.cu with the sinks in the place of a list: they are found through the block
+ * table, so they may be in DRAM, and who comes last adds masses up instead of folding values. Splits and
  * tiles of the tail are attend's, so what attend folds has the bits it would compute itself. */
 #include "kernels/cuda/attend.h"
 
@@ -28,8 +28,8 @@ void cuda_known(struct backend *be, const struct known_args *a)
     s->sink_rows = (a->sinks + g->block_rows - 1) / g->block_rows * g->block_rows;
     s->tail = (float *)a->tail;
     s->lse = a->lse;
-    attend_cut_set(b, &c, s);
+    attend_cut_set(&c, s);
     size_t entries = attend_set_entries(&c, s);
     if (attend_reserve(b, &c, entries * s->n_slots * c.group, entries))
-        cuda_do(b, attend_run_few, &c, sizeof c);
+        cuda_do(b, attend_run_planned, &c, sizeof c);
 }
