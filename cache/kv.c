@@ -125,7 +125,9 @@ static status create_arenas(struct kv *kv)
         kv->memory.hbm[c] = kv->place[c][KV_HBM].arena;
         kv->memory.dram[c] = kv->place[c][KV_DRAM].arena;
     }
-    kv_poll(kv);
+    /* The first look makes a tier that grows begin, and the owner says when that is. */
+    if (kv->be->ops->alloc_host == NULL)
+        kv_poll(kv);
     return OK;
 }
 

@@ -294,16 +294,19 @@ static void counters_tell_the_hit_rate(void)
 /* ---- a second tier that is made behind the start ---- */
 
 static struct host_progress growing;
+static uint32_t n_looks;
 
 static void *grow_alloc(struct backend *be, size_t bytes)
 {
     growing = (struct host_progress){.bytes = bytes};
+    n_looks = 0;
     return rig_alloc(be, bytes);
 }
 
 static void grow_progress(struct backend *be, const void *p, struct host_progress *out)
 {
     (void)be, (void)p;
+    n_looks++;
     *out = growing;
 }
 
@@ -330,6 +333,7 @@ static void dram_is_used_as_it_comes(void)
     ops.host_progress = grow_progress;
     size_t block = cfg.geo.block_bytes[LANE_SPARSE];
     CHECK(kv_create(&kv, &be, &cfg) == OK);
+    is_int(n_looks, 0, "making a cache does not look at a tier that grows, which would begin it");
     is_int(dram_now(), 0, "at the start there is no block of DRAM");
     ok(kv_has_dram(kv), "though there is a tier of it");
     growing.ready = 2 * block - 1;
