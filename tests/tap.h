@@ -34,6 +34,13 @@ __attribute__((format(printf, 4, 5))) static inline int tap_ok(int good, const c
             printf("#   got %lld, want %lld\n", got_, want_);         \
     } while (0)
 
+/* Everything is some ten times slower then, and takes more memory. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TAP_SANITIZED 1
+#else
+#define TAP_SANITIZED 0
+#endif
+
 /* Only what a slow tool (tests/cuda/sanitize) can do: each kernel, on small shapes. */
 static inline int tap_small(void)
 {

@@ -23,6 +23,17 @@ struct weight {
     __nv_bfloat16 *values; /* [rows][pitch], on the device */
 };
 
+/* c[4] += A B, 16 rows of weights by 8 of the input, 16 columns of each (skinny.cu, narrow.cu). */
+__device__ static inline void mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                  uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 /* How skinny.cu cuts a matrix. A warp takes 16 * tiles rows and one of the slices along the inputs;
  * a block is 8 warps; `split` blocks (a cluster) share the slices of their rows. Sums depend on the slices
  * alone, and those on the shape alone: so on neither `split` nor the number of rows. */

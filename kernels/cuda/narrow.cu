@@ -69,16 +69,6 @@ struct alignas(16) partials {
     bool last;                   /* of the parts of a group to arrive */
 };
 
-__device__ static inline void mma(float *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                  uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* bytes: 16, or 0 for zeros. */
 __device__ static inline void copy16(uint4 *to, const __nv_bfloat16 *from, uint32_t bytes)
 {

@@ -18,12 +18,6 @@ enum { LAYERS = 2, LAYER = 1, MAX_SEQS = 16 };
 static const char *const isa_names[] = {"scalar", "AVX2", "AVX-512"};
 
 /* What the cases that run keep in pages. */
-#ifdef __SANITIZE_ADDRESS__
-static const bool under_sanitizer = true;
-#else
-static const bool under_sanitizer = false;
-#endif
-
 static enum kv_type kept;
 static const char *const kept_names[] = {"bf16", "e4m3"};
 
@@ -503,7 +497,7 @@ int main(void)
         a_spoilt_row_spoils_no_other(isa);
         kept = KV_E4M3;
         every_shape_agrees_with_float64(isa);
-        if (!under_sanitizer) { /* slow there, and no other memory than above */
+        if (!TAP_SANITIZED) { /* slow there, and no other memory than above */
             how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 9, 3, 64}, 600);
             how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){32, 5, 5, 80}, 330);
             a_batch_of_sixteen_changes_no_bit(isa);

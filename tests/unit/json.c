@@ -6,12 +6,6 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-static const bool under_sanitizer = true;
-#else
-static const bool under_sanitizer = false;
-#endif
-
 static const char *const id_keys[] = {"prompt", "tokens", NULL};
 
 /* The guard's verdict on a copy that ends where its memory ends. */
@@ -213,7 +207,7 @@ static void nothing_is_slow_or_large(void)
 {
     char *values = repeat("messages", "1", 2000000);
     double t = seconds_for(values, ERR_PROTO);
-    ok(t < 0.02 || under_sanitizer, "4 MB of values are refused in %.2f ms, below 20", t * 1e3);
+    ok(t < 0.02 || TAP_SANITIZED, "4 MB of values are refused in %.2f ms, below 20", t * 1e3);
     mem_free(values);
     char *keys = many_keys(60000, 0), *wide = many_keys(6000, 600);
     t = seconds_for(keys, OK); /* by pairs: seconds */
@@ -228,7 +222,7 @@ static void nothing_is_slow_or_large(void)
     mem_free(objects);
     struct rusage use;
     getrusage(RUSAGE_SELF, &use);
-    ok(use.ru_maxrss < 192 * 1024 || under_sanitizer, "the process held at most %ld KiB",
+    ok(use.ru_maxrss < 192 * 1024 || TAP_SANITIZED, "the process held at most %ld KiB",
        use.ru_maxrss);
 }
 
