@@ -158,6 +158,7 @@ static struct batch cut_to_logits(struct model *m, const struct batch *b)
         const uint32_t skip = b->logit_rows[first] - q.first_row;
         q.first_row += skip;
         q.first_pos += skip;
+        q.n_before = skip;
         q.n_rows = b->logit_rows[next - 1] - q.first_row + 1;
         m->last_seqs[out.n_seqs++] = q;
         n_rows += q.n_rows;

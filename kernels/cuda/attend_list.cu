@@ -122,7 +122,8 @@ bool add_tasks(struct plan *p, const struct batch_seq *q, uint32_t class_, const
     k.row = q->first_row + row;
     k.n_rows = (uint16_t)n_rows;
     k.pos = q->first_pos + row;
-    k.fresh = q->planned ? 0 : q->first_pos; /* pieces of a planned sequence follow one another */
+    /* Pieces of a planned sequence follow one another; of any other its rows of this step may be cut off. */
+    k.fresh = q->planned ? 0 : q->first_pos - q->n_before;
     k.end = k.pos + n_rows;
     k.class_ = (uint8_t)class_;
     if (class_ == LANE_STREAM) {

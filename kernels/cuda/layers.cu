@@ -176,6 +176,7 @@ static const struct layers_row *stage_rows(struct cuda_backend *b, const struct 
         const struct batch_seq *q = &a->seqs[i];
         rows[i].pos = q->first_pos;
         rows[i].token = a->tokens[i];
+        CHECK(a->tokens[i] < a->embedding->rows || a->tokens[i] >= EMBED_DRAWN);
         for (int c = 0; c < LANE_CLASSES; c++) {
             rows[i].tables[c] = cuda_table(b, q->blocks[c], q->first_pos / block_rows + 1);
             if (q->blocks[c] != NULL && rows[i].tables[c] == NULL)

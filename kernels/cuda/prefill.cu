@@ -32,7 +32,6 @@ enum {
     FIRST_POSITIONS = 1 << 14, /* room for so many at first */
     SCRATCH_BYTES = 1 << 30,
     MAX_KV_HEADS = 64,
-    WORKSPACE_BYTES = 1 << 20,
     PATIENT_ROWS = 2048,
     MORE_ROWS = 512, /* of a plan than asked for, at most */
     COPY_THREADS = 256,
@@ -318,7 +317,7 @@ bool reserve_all(struct cuda_backend *b, const struct attend_args *a, const stru
                 reserve(b, &f->o, &f->o_bytes, k->rows * row) &&
                 reserve(b, &f->kv, &f->kv_bytes, kv) &&
                 reserve(b, &f->lse, &f->lse_bytes, (size_t)a->heads * k->rows * sizeof(float)) &&
-                reserve(b, &f->workspace, &f->workspace_bytes, WORKSPACE_BYTES);
+                reserve(b, &f->workspace, &f->workspace_bytes, PLAN_WORKSPACE_BYTES);
     f->no_memory = !good;
     if (!good &&
         f->promised == b->n_steps + 1) /* rows of this step are in nobody else's list: it fails */

@@ -22,8 +22,7 @@ namespace
 enum {
     MAX_PLANS = 256,
     FEWEST_ROWS = 5 * PLAN_TILE_ROWS, /* made ahead: those that go to cuDNN */
-    WORKSPACE_BYTES = 1 << 20,
-    AHEAD_POSITIONS = 1 << 17, /* exact plans are made ahead up to here */
+    AHEAD_POSITIONS = 1 << 17,        /* exact plans are made ahead up to here */
     POLL_NS = 100000,
 };
 
@@ -82,7 +81,7 @@ struct cudnn_plan *make_plan(struct cudnn *cudnn, const struct plan_key *k)
     s.kv_head = k->dim;
     s.kv_batch = s.kv_row * s.positions;
     struct cudnn_plan *p = cudnn_plan_create(cudnn, &s);
-    if (p == NULL || cudnn_workspace(p) <= WORKSPACE_BYTES)
+    if (p == NULL || cudnn_workspace(p) <= PLAN_WORKSPACE_BYTES)
         return p;
     cudnn_plan_destroy(p);
     return NULL;

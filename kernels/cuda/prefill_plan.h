@@ -7,7 +7,8 @@
 enum {
     PLAN_MOST_ROWS = 8192, /* of one call of cuDNN */
     PLAN_POSITIONS = 1 << 20,
-    PLAN_TILE_ROWS = 128, /* of its kernel */
+    PLAN_WORKSPACE_BYTES = 1 << 20, /* what a plan may want, and gets */
+    PLAN_TILE_ROWS = 128,           /* of its kernel */
 };
 #define PLAN_ANYWHERE 0xffffffffu
 

@@ -151,7 +151,7 @@ static void step(struct world *w, uint32_t n, const uint32_t *streams, const uin
     size_t out_width = (size_t)w->s.heads * w->s.dim, n_rows = 0;
     for (uint32_t i = 0; i < n; i++) {
         seqs[i] = (struct batch_seq){
-            (uint32_t)n_rows, to[i] - from[i], from[i], {w->blocks[i]}, 0, false};
+            (uint32_t)n_rows, to[i] - from[i], from[i], {w->blocks[i]}, 0, false, 0};
         n_rows += to[i] - from[i];
     }
     float *qkv = mem_alloc(n_rows * width * sizeof *qkv);
@@ -409,7 +409,7 @@ static void a_spoilt_row_spoils_no_other(enum isa isa)
         make_row(qkv + p * width, &s, 1, p);
     for (size_t i = 0; i < width; i++)
         qkv[BAD * width + i] = NAN;
-    struct batch_seq q = {0, LEN, 0, {w->blocks[0]}, 0, false};
+    struct batch_seq q = {0, LEN, 0, {w->blocks[0]}, 0, false, 0};
     cpu_append(&w->be.base, &(struct append_args){.kv = &w->kv,
                                                   .layer = LAYER,
                                                   .heads = s.heads,
@@ -457,7 +457,7 @@ static void every_instruction_set_rounds_alike(enum isa isa)
     qkv[2 * DIM + 3] = 0x1p-10f;
     for (size_t i = 0; i < (size_t)DIM / 2 * ROWS; i++)
         w->t.cos[i] = 1, w->t.sin[i] = 0;
-    struct batch_seq q = {0, ROWS, 0, {w->blocks[0]}, 0, false};
+    struct batch_seq q = {0, ROWS, 0, {w->blocks[0]}, 0, false, 0};
     cpu_append(&w->be.base, &(struct append_args){.kv = &w->kv,
                                                   .layer = LAYER,
                                                   .heads = 1,
