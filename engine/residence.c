@@ -114,14 +114,22 @@ static bool may_spill(const struct sched *s, const struct sequence *q)
            !(q->n_scheduled > 1 && sched_attends_by_plan(q)) && residence_can_spill(s, q);
 }
 
-/* The RESIDENT sequence that frees most, the youngest of equals, at its preset or its minimum. */
-static struct sequence *best_to_spill(const struct sched *s, bool preset, uint32_t *slots)
+/* Every chunk of a prompt attends all of its rows before it: from DRAM at the speed of the bus. */
+static bool reads_prompt(const struct sequence *q)
+{
+    return q->n_computed < q->n_prompt;
+}
+
+/* The RESIDENT sequence that frees most, the youngest of equals, at its preset or its minimum; of those that read
+ * their prompt, or of the others. */
+static struct sequence *best_to_spill(const struct sched *s, bool prompts, bool preset,
+                                      uint32_t *slots)
 {
     struct sequence *best = NULL;
     uint32_t most = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (!may_spill(s, q))
+        if (reads_prompt(q) != prompts || !may_spill(s, q))
             continue;
         uint32_t n = preset ? preset_slots(s, q) : residence_min_slots(s, q, q->n_computed);
         uint32_t gain = kv_spill_gain(s->kv, &q->kv, n);
@@ -134,12 +142,12 @@ static struct sequence *best_to_spill(const struct sched *s, bool preset, uint32
     return best;
 }
 
-static bool spill_best(struct sched *s)
+static bool spill_best(struct sched *s, bool prompts)
 {
     uint32_t slots;
-    struct sequence *q = best_to_spill(s, true, &slots);
+    struct sequence *q = best_to_spill(s, prompts, true, &slots);
     if (q == NULL)
-        q = best_to_spill(s, false, &slots);
+        q = best_to_spill(s, prompts, false, &slots);
     if (q == NULL || kv_seq_spill(s->kv, &q->kv, slots) != OK)
         return false;
     s->spilled_at = s->n_steps;
@@ -168,7 +176,7 @@ static bool shrink_largest(struct sched *s)
 
 bool residence_squeeze(struct sched *s)
 {
-    return spill_best(s) || shrink_largest(s);
+    return spill_best(s, false) || shrink_largest(s) || spill_best(s, true);
 }
 
 /* The youngest that may go. There is one whenever blocks run short: those that are pinned were admitted

@@ -534,6 +534,27 @@ static void spilled_sequences_come_back(void)
     world_close(&w);
 }
 
+/* Whose blocks the next chunk reads all of. The document would free more than the answer beside it. */
+static void a_prompt_that_is_read_is_spilled_last(void)
+{
+    struct world w;
+    const struct size z = {860, 4000, 4, 256, true, {0}, 0};
+    bool answer_spilled = false, document_spilled = false;
+    world_open_sized(&w, &z);
+    struct sequence *answer = submit_sparse(&w, 2200, 3000, 1, "wave", 0.05f);
+    while (answer->n_computed < answer->n_prompt && step(&w))
+        ;
+    struct sequence *document = submit_sparse(&w, 5600, 10, 2, "wave", 0.05f);
+    do {
+        CHECK(step(&w));
+        answer_spilled = answer_spilled || answer->kv.residence == KV_SPILLED;
+        document_spilled = document_spilled || document->kv.residence == KV_SPILLED;
+    } while (document->n_computed < document->n_prompt);
+    ok(answer_spilled && !document_spilled,
+       "a prompt that is being read stays in HBM while an answer can be SPILLED");
+    world_close(&w);
+}
+
 /* Slots and tail just fit; the prompt begins like one that is cached, so sealing would copy. */
 static void alone_in_a_tight_arena_nobody_hangs(void)
 {
@@ -805,6 +826,7 @@ int main(int argc, char **argv)
     rings_are_enough_for_all_that_run(true);
     a_tenth_of_the_blocks_serves_all();
     spilled_sequences_come_back();
+    a_prompt_that_is_read_is_spilled_last();
     alone_in_a_tight_arena_nobody_hangs();
     too_small_a_budget_is_refused_with_numbers();
     without_memory_for_tables_one_is_refused();
