@@ -13,12 +13,17 @@ static size_t row_numbers(const struct model *m)
     return (size_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
 }
 
-/* Uniform, of variance 1. */
-static void make_rows(float *to, size_t n, uint32_t *state)
+/* Rows of q, k and v, uniform: q and k of variance 1. v is small: next to embeddings and weights that are
+ * made up as well, what attention adds would otherwise be more noise than token, and layers above select by it. So
+ * who is fed the same token selects much the same again, and hit rates can be swept by how many there are. */
+static void make_rows(const struct model *m, float *to, uint32_t n_rows, uint32_t *state)
 {
-    for (size_t i = 0; i < n; i++) {
+    const struct model_shape *s = &m->info.shape;
+    const size_t width = row_numbers(m), v = width - (size_t)s->kv_heads * s->head_dim;
+    for (size_t i = 0; i < n_rows * width; i++) {
         *state = *state * 1664525u + 1013904223u;
-        to[i] = ((float)(*state >> 8) * 0x1p-23f - 1.0f) * 1.7320508f;
+        float x = ((float)(*state >> 8) * 0x1p-23f - 1.0f) * 1.7320508f;
+        to[i] = i % width < v ? x : x * 0x1p-6f;
     }
 }
 
@@ -35,7 +40,7 @@ static status make_noise(struct model *m)
         return err(ERR_MEMORY, "no memory for %u made-up rows", rows);
     float *chunk = mem_alloc(bytes);
     for (uint32_t i = 0; i < rows / CHUNK_ROWS; i++) {
-        make_rows(chunk, numbers, &state);
+        make_rows(m, chunk, CHUNK_ROWS, &state);
         ops->copy(m->be, (char *)m->noise + i * bytes, chunk, bytes);
     }
     mem_free(chunk); /* copy has read it when it returns */

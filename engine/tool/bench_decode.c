@@ -314,12 +314,16 @@ static cJSON *add_row(struct bench *b, const struct cell *c)
 
 static void tell(const struct cell *c, const cJSON *row)
 {
+    char tiers[64] = "";
+    if (sheet_number(row, "spilled") > 0)
+        snprintf(tiers, sizeof tiers, ", %.0f SPILLED that hit %.2f %%",
+                 sheet_number(row, "spilled"), 100 * sheet_number(row, "hit"));
     if (sheet_text(row, "error")[0] != '\0')
         log_line(LOG_WARN, "%s, %u x %u: %s", c->setting->label, c->batch, c->context,
                  sheet_text(row, "error"));
     else
-        log_line(LOG_INFO, "%s, %u x %u: %.1f tok/s, %.3f ms per step", c->setting->label, c->batch,
-                 c->context, sheet_number(row, "tok_s"), sheet_number(row, "ms"));
+        log_line(LOG_INFO, "%s, %u x %u: %.1f tok/s, %.3f ms per step%s", c->setting->label,
+                 c->batch, c->context, sheet_number(row, "tok_s"), sheet_number(row, "ms"), tiers);
 }
 
 static status run_cell(struct bench *b, struct bench_run *r, const struct cell *c)
