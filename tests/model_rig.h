@@ -40,6 +40,9 @@ static inline void rig_must(status st)
     exit(1);
 }
 
+/* What pages of the next rig keep. */
+static enum kv_type rig_kept;
+
 static inline void rig_open(struct rig *r, struct backend *be, struct model *m, uint32_t block_rows,
                             uint32_t n_seqs, uint32_t positions)
 {
@@ -49,7 +52,8 @@ static inline void rig_open(struct rig *r, struct backend *be, struct model *m, 
                                   .layers = s->layers,
                                   .kv_heads = s->kv_heads,
                                   .head_dim = s->head_dim,
-                                  .page_bytes = (size_t)block_rows * s->head_dim * 4};
+                                  .type = rig_kept};
+    r->geo.page_bytes = kv_page_bytes(&r->geo);
     r->geo.n_lanes[LANE_SPARSE] = s->layers * s->kv_heads;
     r->geo.block_bytes[LANE_SPARSE] = r->geo.page_bytes * s->layers * s->kv_heads;
     r->blocks_per_seq = (positions + block_rows - 1) / block_rows;

@@ -4,6 +4,7 @@
  * Rows carry their position and their block of every class (attend_list.cu), so the kernel knows nothing
  * of sequences. */
 #include "kernels/cuda/attend_mma.h"
+#include "kernels/cuda/fp8.h"
 #include "kernels/cuda/prefill.h"
 
 #include <string.h>
@@ -30,23 +31,64 @@ struct append_call {
     __nv_bfloat16 *q; /* [n_rows][heads][dim] of the rows that go to cuda_prefill; NULL: none do */
     const float *bias, *q_norm, *k_norm; /* NULL: none */
     float norm_eps;
+    uint32_t fp8; /* pages are KV_E4M3 */
 };
 
-/* Where a head goes as bf16: to its page, or q to cuda_prefill. */
-__device__ __forceinline__ __nv_bfloat16 *half_place(const struct append_call &c,
-                                                     const struct append_place &at, uint32_t head)
+/* Where a head goes as numbers N: to its page, or q, which is always bf16, to cuda_prefill. */
+template <typename N>
+__device__ __forceinline__ N *narrow_place(const struct append_call &c,
+                                           const struct append_place &at, uint32_t head)
 {
     if (head < c.heads)
-        return c.q + ((size_t)at.row * c.heads + head) * c.dim;
+        return (N *)c.q + ((size_t)at.row * c.heads + head) * c.dim;
     uint32_t kv = head - c.heads, is_v = kv >= c.kv_heads;
     uint32_t lane = c.lanes[kv - is_v * c.kv_heads], class_ = lane >> LANE_CLASS_SHIFT;
     uint32_t index = lane & ((1u << LANE_CLASS_SHIFT) - 1);
-    return (__nv_bfloat16 *)(c.hbm[class_] + at.blocks[class_] * c.block_bytes[class_] +
-                             index * c.page_bytes) +
+    return (N *)(c.hbm[class_] + at.blocks[class_] * c.block_bytes[class_] + index * c.page_bytes) +
            (size_t)(is_v * c.block_rows + at.pos % c.block_rows) * c.dim;
 }
 
+__device__ __forceinline__ void put(__nv_bfloat16 *to, float x)
+{
+    *to = __float2bfloat16_rn(x);
+}
+
+__device__ __forceinline__ void put(uint8_t *to, float x)
+{
+    *to = fp8_round(x);
+}
+
+__device__ __forceinline__ void put(__nv_bfloat16 *to, float4 v)
+{
+    __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
+    *(uint2 *)to = make_uint2(*(const uint32_t *)&low, *(const uint32_t *)&high);
+}
+
+__device__ __forceinline__ void put(uint8_t *to, float4 v)
+{
+    *(uint32_t *)to = fp8_round4(v);
+}
+
+/* X: float, or float4 of neighbouring pairs. */
+template <typename N, typename X>
+__device__ __forceinline__ void put_narrow(const struct append_call &c,
+                                           const struct append_place &at, uint32_t head, uint32_t x,
+                                           X a, X b)
+{
+    const uint32_t half = c.dim / 2;
+    if (sizeof(N) == 1 && head < c.heads) {
+        __nv_bfloat16 *q = narrow_place<__nv_bfloat16>(c, at, head) + x;
+        put(q, a);
+        put(q + half, b);
+        return;
+    }
+    N *to = narrow_place<N>(c, at, head) + x;
+    put(to, a);
+    put(to + half, b);
+}
+
 /* Rotates pair x of a head and puts it where it belongs. Products and sums round apart, as on the CPU. */
+template <typename N>
 __device__ __forceinline__ void put_pair(const struct append_call &c, const struct append_place &at,
                                          uint32_t head, uint32_t x, float a, float b)
 {
@@ -63,13 +105,12 @@ __device__ __forceinline__ void put_pair(const struct append_call &c, const stru
         q[half] = b;
         return;
     }
-    __nv_bfloat16 *to = half_place(c, at, head) + x;
-    to[0] = __float2bfloat16_rn(a);
-    to[half] = __float2bfloat16_rn(b);
+    put_narrow<N>(c, at, head, x, a, b);
 }
 
 /* A thread has a pair (i, i + dim / 2) of a head of a row. Bound by HBM in prefill (12 bytes
  * per number of q, 6 per number of k and v), by its launch in decode. Op: append. */
+template <typename N>
 __global__ void __launch_bounds__(APPEND_THREADS)
     append_kernel(const __grid_constant__ struct append_call c)
 {
@@ -81,7 +122,7 @@ __global__ void __launch_bounds__(APPEND_THREADS)
     if (at.row == ~0u || i >= n)
         return;
     const float *from = c.qkv + (size_t)at.row * n * 2 + (size_t)head * c.dim + x;
-    put_pair(c, at, head, x, from[0], from[half]);
+    put_pair<N>(c, at, head, x, from[0], from[half]);
 }
 
 __device__ __forceinline__ float4 rotated(float4 a, float4 b, float4 cos, float4 sin, float sign)
@@ -92,15 +133,10 @@ __device__ __forceinline__ float4 rotated(float4 a, float4 b, float4 cos, float4
                        __fadd_rn(__fmul_rn(a.w, cos.w), sign * __fmul_rn(b.w, sin.w)));
 }
 
-__device__ __forceinline__ uint2 halves(float4 v)
-{
-    __nv_bfloat162 low = __floats2bfloat162_rn(v.x, v.y), high = __floats2bfloat162_rn(v.z, v.w);
-    return make_uint2(*(const uint32_t *)&low, *(const uint32_t *)&high);
-}
-
 /* A CTA has a row, a thread four neighbouring pairs of every so many heads, whose angles are the same. Bound by
  * HBM: 4 bytes in per number, and 2 or (q that nobody wants as bf16) 4 out. Assumes dim % 8 == 0. Op: append, of
  * many rows, with the bits of append_kernel. */
+template <typename N>
 __global__ void __launch_bounds__(WIDE_THREADS)
     append_wide_kernel(const __grid_constant__ struct append_call c)
 {
@@ -131,14 +167,13 @@ __global__ void __launch_bounds__(WIDE_THREADS)
             *above = b;
             continue;
         }
-        __nv_bfloat16 *to = half_place(c, at, head) + x;
-        *(uint2 *)to = halves(a);
-        *(uint2 *)(to + half) = halves(b);
+        put_narrow<N>(c, at, head, x, a, b);
     }
 }
 
 /* A warp has a head of a row, a lane the pairs lane, lane + 32, ... Bound as append_kernel. Assumes
  * dim <= 64 * MAX_LANE_PAIRS. Op: append, of architectures with biases or norms of heads. */
+template <typename N>
 __global__ void __launch_bounds__(APPEND_THREADS)
     append_heads_kernel(const __grid_constant__ struct append_call c)
 {
@@ -176,14 +211,13 @@ __global__ void __launch_bounds__(APPEND_THREADS)
             a[j] *= scale * gain[x];
             b[j] *= scale * gain[x + half];
         }
-        put_pair(c, at, head, x, a[j], b[j]);
+        put_pair<N>(c, at, head, x, a[j], b[j]);
     }
 }
 
 /* Launched while the kernel before it still runs, as far as the device knows how. */
-void run_append(struct cuda_backend *b, const void *params)
+template <typename N> void launch(struct cuda_backend *b, const struct append_call *c)
 {
-    const struct append_call *c = (const struct append_call *)params;
     bool by_head = c->bias != NULL || c->q_norm != NULL;
     bool wide = !by_head && c->n_rows >= WIDE_ROWS && c->dim % 8 == 0 && c->dim <= 8 * WIDE_THREADS;
     uint32_t heads = c->heads + 2 * c->kv_heads;
@@ -200,11 +234,20 @@ void run_append(struct cuda_backend *b, const void *params)
     how.numAttrs = b->overlaps ? 1 : 0;
     cuda_ok(b,
             cudaLaunchKernelEx(&how,
-                               by_head ? append_heads_kernel
-                               : wide  ? append_wide_kernel
-                                       : append_kernel,
+                               by_head ? append_heads_kernel<N>
+                               : wide  ? append_wide_kernel<N>
+                                       : append_kernel<N>,
                                *c),
             "append");
+}
+
+void run_append(struct cuda_backend *b, const void *params)
+{
+    const struct append_call *c = (const struct append_call *)params;
+    if (c->fp8)
+        launch<uint8_t>(b, c);
+    else
+        launch<__nv_bfloat16>(b, c);
 }
 
 } /* namespace */
@@ -213,8 +256,10 @@ void cuda_append(struct backend *be, const struct append_args *a)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     const struct kv_geometry *g = a->kv->geo;
-    CHECK(g->head_dim % 2 == 0 && g->kv_heads <= CUDA_MAX_KV_HEADS);
-    CHECK(g->head_dim <= 64 * MAX_LANE_PAIRS && (a->q_norm == NULL) == (a->k_norm == NULL));
+    static_assert(64 * MAX_LANE_PAIRS >= CUDA_MAX_DIM, "append_heads_kernel");
+    CHECK((a->q_norm == NULL) == (a->k_norm == NULL));
+    if (!attend_fits(b, g, a->heads)) /* the first operation that sees heads */
+        return;
     struct append_call c;
     memset(&c, 0, sizeof c);
     c.q = cuda_prefill_accept(b, a);
@@ -241,5 +286,6 @@ void cuda_append(struct backend *be, const struct append_args *a)
     c.q_norm = a->q_norm;
     c.k_norm = a->k_norm;
     c.norm_eps = a->norm_eps;
+    c.fp8 = g->type == KV_E4M3;
     cuda_do(b, run_append, &c, sizeof c);
 }

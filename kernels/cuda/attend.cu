@@ -94,22 +94,32 @@ bool has_sparse(const struct attend_call *c)
 
 bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t heads)
 {
-    CHECK(g->head_dim % 2 == 0 && g->head_dim <= CUDA_MAX_DIM && heads % g->kv_heads == 0);
     CHECK(g->block_rows == 8 || g->block_rows == 16 || g->block_rows == 32);
-    CHECK(g->kv_heads <= CUDA_MAX_KV_HEADS && heads / g->kv_heads <= CUDA_FEW);
+    const uint32_t unit = g->type == KV_E4M3 ? 4 : 2; /* numbers: copies are of 4 bytes at least */
+    const bool shape = g->head_dim % unit == 0 && g->head_dim <= CUDA_MAX_DIM &&
+                       heads % g->kv_heads == 0 && heads / g->kv_heads <= CUDA_FEW &&
+                       g->kv_heads <= CUDA_MAX_KV_HEADS;
     size_t few = attend_few_bytes(g->head_dim), many = attend_many_bytes(g->head_dim);
     size_t need = attend_planned_bytes(g->head_dim);
     need = few > need ? few : need;
     need = many > need ? many : need;
-    if (need <= b->attend->shared_max)
+    if (shape && need <= b->attend->shared_max)
         return true;
-    if (b->error == OK) {
+    if (b->error != OK)
+        return false;
+    b->error = shape ? ERR_DEVICE : ERR_ARG;
+    if (shape)
         snprintf(b->text, sizeof b->text,
                  "cuda: heads of %u numbers need %zu KiB of shared memory per block, this device "
                  "has %zu",
                  g->head_dim, need >> 10, b->attend->shared_max >> 10);
-        b->error = ERR_DEVICE;
-    }
+    else
+        snprintf(b->text, sizeof b->text,
+                 "cuda: %u heads of %u numbers, %u of them KV heads: attention over pages of %s "
+                 "takes a multiple of %u numbers, %d at most, and %d heads per KV head: use "
+                 "--device cpu",
+                 heads, g->head_dim, g->kv_heads, unit == 4 ? "fp8" : "bf16", unit, CUDA_MAX_DIM,
+                 CUDA_FEW);
     return false;
 }
 
@@ -129,6 +139,7 @@ void attend_fill(struct attend_call *c, const struct kv_memory *kv, uint32_t lay
     }
     c->page_bytes = g->page_bytes;
     c->page_shift = g->block_rows == 8 ? 3 : g->block_rows == 16 ? 4 : 5;
+    c->fp8 = g->type == KV_E4M3;
     c->dim = g->head_dim;
     c->heads = heads;
     c->kv_heads = g->kv_heads;

@@ -127,6 +127,7 @@ struct attend_call {
     size_t block_bytes[LANE_CLASSES], page_bytes;
     uint32_t page_shift; /* 1 << page_shift == R */
     uint32_t dim, group, heads, kv_heads;
+    uint32_t fp8;    /* pages are KV_E4M3 */
     size_t q_stride; /* numbers of a row of q */
     float scale;     /* times log2(e): scores are in base 2 */
     float plain_scale;

@@ -125,13 +125,13 @@ struct copies {
     struct tile_pages at; /* of the tile at `ahead` */
 };
 
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __device__ void copy_next(const struct attend_task *k, const struct lane_pages *pages,
                           struct copies *n, uint32_t to)
 {
     if (n->ahead.split < n->end_split) {
-        copy_tile<DP, WHOLE>(pages, &n->at, n->ahead.pos, n->ahead.end, to,
-                             to + few<DP>::TILE_BYTES);
+        copy_tile<DP, ROWS>(pages, &n->at, n->ahead.pos, n->ahead.end, to,
+                            to + few<DP>::TILE_BYTES);
         cursor_step(&n->ahead, k);
         if (n->ahead.split < n->end_split)
             find_pages<false>(pages, &n->ahead, &n->at);
@@ -166,7 +166,7 @@ template <int DP> struct few_memory {
 };
 
 /* Runs the splits of a CTA. */
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __device__ void run_splits(const struct attend_call *c, uint8_t *ring, struct few_memory<DP> *m)
 {
     constexpr int stages = few<DP>::STAGES, stage_bytes = few<DP>::TILE_BYTES * 2;
@@ -184,15 +184,15 @@ __device__ void run_splits(const struct attend_call *c, uint8_t *ring, struct fe
     find_pages<false>(&pages, &u, &next.at);
     if (!early) {
         wait_for_kernel_before();
-        copy_queries<DP, WHOLE>(c, k, &m->queries);
+        copy_queries<DP, ROWS>(c, k, &m->queries);
         copies_end_group();
     }
 #pragma unroll 1
     for (uint32_t i = 0; i < stages - 1; i++)
-        copy_next<DP, WHOLE>(k, &pages, &next, at + i * stage_bytes);
+        copy_next<DP, ROWS>(k, &pages, &next, at + i * stage_bytes);
     if (early) {
         wait_for_kernel_before();
-        copy_queries<DP, WHOLE>(c, k, &m->queries);
+        copy_queries<DP, ROWS>(c, k, &m->queries);
         copies_end_group();
         copies_wait<0>();
     } else {
@@ -211,8 +211,9 @@ __device__ void run_splits(const struct attend_call *c, uint8_t *ring, struct fe
         const bool first = u.split < k->n_first;
         uint32_t limit[2] = {first ? k->first_end : causal[0], first ? k->first_end : causal[1]};
         copies_wait<stages - 2>();
+        widen_tile<DP, ROWS>(k_at, k_at + few<DP>::TILE_BYTES);
         __syncthreads(); /* the tile is there, and nobody reads the one before it any more */
-        copy_next<DP, WHOLE>(k, &pages, &next, at + (i + stages - 1) % stages * stage_bytes);
+        copy_next<DP, ROWS>(k, &pages, &next, at + (i + stages - 1) % stages * stage_bytes);
         uint8_t *v = ring + stage * stage_bytes + few<DP>::TILE_BYTES;
         const bool mixed = !first && k->n_rows > 1 && u.pos + CUDA_TILE > k->pos + 1;
         const bool bad = mixed && has_bad<DP>(v);
@@ -265,7 +266,7 @@ template <int DP> __device__ void end_task(const struct attend_call *c, const st
         fold_query<DP>(c, &p, query, result_at(c, k, query));
 }
 
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
     few_kernel(const __grid_constant__ struct attend_call c)
 {
@@ -279,13 +280,13 @@ __global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
         wait_for_kernel_before(); /* a later kernel relies on it */
         return;
     }
-    run_splits<DP, WHOLE>(&c, memory, &m);
+    run_splits<DP, ROWS>(&c, memory, &m);
     if (m.task.fold == FOLD_LAST)
         end_task<DP>(&c, &m.task);
 }
 
 /* Launched while the kernel before it still runs, as far as the device knows how. */
-template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct attend_call *c)
+template <int DP, int ROWS> void launch(struct cuda_backend *b, const struct attend_call *c)
 {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -297,7 +298,7 @@ template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct a
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&how, few_kernel<DP, WHOLE>, *c), "attend (few rows)");
+    cuda_ok(b, cudaLaunchKernelEx(&how, few_kernel<DP, ROWS>, *c), "attend (few rows)");
 }
 
 } /* namespace */
@@ -305,13 +306,13 @@ template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct a
 void attend_run_few(struct cuda_backend *b, const void *params)
 {
     const struct attend_call *c = (const struct attend_call *)params;
-    attend_by_shape(c->dim, [=](auto s) { launch<s.DP, s.WHOLE>(b, c); });
+    attend_by_shape(c->dim, c->fp8, [=](auto s) { launch<s.DP, s.ROWS>(b, c); });
 }
 
 void attend_prepare_few(void)
 {
     attend_each_shape([](auto s) {
-        (void)cudaFuncSetAttribute(few_kernel<s.DP, s.WHOLE>,
+        (void)cudaFuncSetAttribute(few_kernel<s.DP, s.ROWS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, few<s.DP>::BYTES);
         (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
     });
@@ -320,6 +321,7 @@ void attend_prepare_few(void)
 size_t attend_few_bytes(uint32_t dim)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, [&](auto s) { bytes = few<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
+    attend_by_shape(dim, false,
+                    [&](auto s) { bytes = few<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
     return bytes + sizeof(struct few_memory<CUDA_MAX_DIM>);
 }

@@ -231,7 +231,7 @@ __device__ void spoil(const struct attend_call *c, const struct attend_task *k,
     }
 }
 
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     many_kernel(const __grid_constant__ struct attend_call c)
 {
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     cursor_enter(&u, k);
     struct cursor ahead = u;
     find_pages<false>(&pages, &u, &ids);
-    copy_tile<DP, WHOLE>(&pages, &ids, u.pos, u.end, ring, ring + tile_bytes);
+    copy_tile<DP, ROWS>(&pages, &ids, u.pos, u.end, ring, ring + tile_bytes);
     copies_end_group();
     cursor_step(&ahead, k);
     if (ahead.split < end_of_item)
@@ -269,9 +269,10 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     for (uint32_t turn = 0; u.split < end_of_item; turn ^= 1) {
         uint32_t k_at = ring + turn * tile_bytes * 2, to = ring + (turn ^ 1) * tile_bytes * 2;
         copies_wait<0>();
+        widen_tile<DP, ROWS>(k_at, k_at + tile_bytes);
         __syncthreads(); /* the tile is there, and nobody reads the one before it any more */
         if (ahead.split < end_of_item) {
-            copy_tile<DP, WHOLE>(&pages, &ids, ahead.pos, ahead.end, to, to + tile_bytes);
+            copy_tile<DP, ROWS>(&pages, &ids, ahead.pos, ahead.end, to, to + tile_bytes);
             cursor_step(&ahead, k);
             if (ahead.split < end_of_item)
                 find_pages<false>(&pages, &ahead, &ids);
@@ -306,7 +307,7 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     }
 }
 
-template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct attend_call *c)
+template <int DP, int ROWS> void launch(struct cuda_backend *b, const struct attend_call *c)
 {
     static_assert((int)many<DP>::QUERIES == (DP == 256 ? CUDA_MANY_256 : CUDA_MANY), "tasks fit");
     cudaLaunchAttribute early = {};
@@ -319,7 +320,7 @@ template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct a
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&how, many_kernel<DP, WHOLE>, *c), "attend (many rows)");
+    cuda_ok(b, cudaLaunchKernelEx(&how, many_kernel<DP, ROWS>, *c), "attend (many rows)");
 }
 
 } /* namespace */
@@ -327,13 +328,13 @@ template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct a
 void attend_run_many(struct cuda_backend *b, const void *params)
 {
     const struct attend_call *c = (const struct attend_call *)params;
-    attend_by_shape(c->dim, [=](auto s) { launch<s.DP, s.WHOLE>(b, c); });
+    attend_by_shape(c->dim, c->fp8, [=](auto s) { launch<s.DP, s.ROWS>(b, c); });
 }
 
 void attend_prepare_many(void)
 {
     attend_each_shape([](auto s) {
-        (void)cudaFuncSetAttribute(many_kernel<s.DP, s.WHOLE>,
+        (void)cudaFuncSetAttribute(many_kernel<s.DP, s.ROWS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, many<s.DP>::BYTES);
         (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
     });
@@ -342,6 +343,7 @@ void attend_prepare_many(void)
 size_t attend_many_bytes(uint32_t dim)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, [&](auto s) { bytes = many<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
+    attend_by_shape(dim, false,
+                    [&](auto s) { bytes = many<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
     return bytes + sizeof(struct attend_task);
 }

@@ -90,6 +90,6 @@ void attend_run_merge(struct cuda_backend *b, const void *params)
     const struct attend_call *c = (const struct attend_call *)params;
     for (uint32_t done = 0, n; done < c->n_merges; done += n) {
         n = c->n_merges - done < 65535 ? c->n_merges - done : 65535; /* grids are no higher */
-        attend_by_shape(c->dim, [=](auto s) { launch<s.DP>(b, c, c->merges + done, n); });
+        attend_by_shape(c->dim, false, [=](auto s) { launch<s.DP>(b, c, c->merges + done, n); });
     }
 }

@@ -7,6 +7,8 @@
 #define KERNELS_CUDA_ATTEND_MMA_H
 
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/attend_shape.h"
+#include "kernels/cuda/fp8.h"
 
 #define LOWEST (-1e30f) /* for -infinity as a greatest score: differences stay finite */
 
@@ -66,6 +68,23 @@ __device__ static inline void copy_4(uint32_t to, const void *from, bool exists)
 {
     asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;" ::"r"(to), "l"(from),
                  "r"(exists ? 4 : 0)
+                 : "memory");
+}
+
+__device__ static inline uint4 load_16(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+__device__ static inline void store_16(uint32_t at, uint4 v)
+{
+    asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
                  : "memory");
 }
 
@@ -181,12 +200,84 @@ template <int DP> __device__ static inline uint32_t chunk_at(uint32_t row, uint3
     return row * (DP * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
+/* A warp's 16 rows of a tile of fp8 come into the second half of their place, as they are, and are made bf16 in
+ * place (widen_tile) once they are there: bytes travel as they lie in pages, and all behind reads one kind of
+ * tile. */
+template <int DP, bool WHOLE>
+__device__ static inline void copy_tile8(const struct lane_pages *p, const struct tile_pages *t,
+                                         uint32_t pos, uint32_t end, uint32_t k_at, uint32_t v_at)
+{
+    const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
+    const uint32_t in_page = (1u << p->shift) - 1, dim = WHOLE ? DP : p->dim;
+    const size_t v_part = (size_t)dim << p->shift;
+    const bool all = pos + first + 16 <= end && (t->masks[0] & t->masks[1]) == ~0u;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        const block_id b = t->pages[half];
+        const uint32_t mask = t->masks[half], at = pos + first + half * 8;
+        const uint32_t to = first * (DP * 2) + 16 * DP + half * 8 * DP;
+        const uint8_t *page =
+            (b & BLOCK_IN_DRAM ? p->dram : p->hbm) + (size_t)(b & ~BLOCK_IN_DRAM) * p->block_bytes;
+        if (WHOLE && all) {
+            const uint8_t *from = page + (at & in_page) * DP;
+#pragma unroll
+            for (uint32_t i = lane * 16; i < 8 * DP; i += 512) {
+                copy_16(k_at + to + i, from + i, true);
+                copy_16(v_at + to + i, from + i + v_part, true);
+            }
+        } else { /* four numbers at once */
+#pragma unroll 1
+            for (uint32_t i = lane; i < 8 * DP / 4; i += 32) {
+                const uint32_t r = i / (DP / 4), x = i % (DP / 4) * 4, row = (at + r) & in_page;
+                const bool exists = at + r < end && x < dim && (mask >> row & 1);
+                const size_t from = exists ? row * (size_t)dim + x : 0;
+                copy_4(k_at + to + i * 4, page + from, exists);
+                copy_4(v_at + to + i * 4, page + v_part + from, exists);
+            }
+        }
+    }
+}
+
+/* Makes this warp's rows of a tile of fp8, which it has waited for, bf16; of bf16 nothing. A chunk of 16 numbers
+ * becomes two: every other four lanes write the second one first, so that eight lanes meet no bank twice. */
+template <int DP, int ROWS> __device__ static inline void widen_tile(uint32_t k_at, uint32_t v_at)
+{
+    if constexpr ((ROWS & ROWS_FP8) != 0) {
+        constexpr uint32_t chunks = DP / 16, each = DP / 32; /* of a lane */
+        const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            const uint32_t at = half == 0 ? k_at : v_at;
+            const uint32_t raw = at + first * (DP * 2) + 16 * DP + lane * 16;
+            uint4 x[each];
+            __syncwarp();
+#pragma unroll
+            for (uint32_t i = 0; i < each; i++)
+                x[i] = load_16(raw + i * 512);
+            __syncwarp();
+#pragma unroll
+            for (uint32_t i = 0; i < each; i++) {
+                const uint32_t r = first + (lane + i * 32) / chunks, c = lane % chunks;
+                const uint32_t turned = c / 4 % 2;
+                const uint4 low = fp8_widen8(make_uint2(x[i].x, x[i].y));
+                const uint4 high = fp8_widen8(make_uint2(x[i].z, x[i].w));
+                store_16(at + chunk_at<DP>(r, 2 * c + turned), turned ? high : low);
+                store_16(at + chunk_at<DP>(r, 2 * c + 1 - turned), turned ? low : high);
+            }
+        }
+        __syncwarp();
+    }
+}
+
 /* Starts copying this warp's rows of the tile at pos; all of them, where pages are whole, with next to no
  * arithmetic. WHOLE: head_dim is DP. */
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __device__ static inline void copy_tile(const struct lane_pages *p, const struct tile_pages *t,
                                         uint32_t pos, uint32_t end, uint32_t k_at, uint32_t v_at)
 {
+    constexpr bool WHOLE = (ROWS & ROWS_WHOLE) != 0;
+    if constexpr ((ROWS & ROWS_FP8) != 0)
+        return copy_tile8<DP, WHOLE>(p, t, pos, end, k_at, v_at);
     constexpr uint32_t chunks = DP / 8, rows = 32 / chunks; /* rows of one instruction */
     const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     const uint32_t in_page = (1u << p->shift) - 1, dim = WHOLE ? DP : p->dim;
@@ -301,12 +392,12 @@ template <int DP> struct query_rows {
 };
 
 /* Starts copying them, before the pages: loads that wait behind those come last. */
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __device__ static inline void copy_queries(const struct attend_call *c, const struct attend_task *k,
                                            struct query_rows<DP> *to)
 {
     const uint32_t n = k->n_rows * c->group;
-    if (WHOLE) {
+    if ((ROWS & ROWS_WHOLE) != 0) {
         for (uint32_t i = threadIdx.x; i < n * (DP / 4); i += CUDA_THREADS) {
             const uint32_t query = i / (DP / 4), x = i % (DP / 4) * 4;
             copy_16(shared_address(&to->of[query][x]), query_at(c, k, query) + x, true);

@@ -271,7 +271,7 @@ template <int DP> __device__ void enter_entry(const struct planned_memory<DP> *m
     cursor_enter(&a->u, &m->entries[a->entry].k);
 }
 
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __device__ void copy_next(struct planned_memory<DP> *m, struct ahead *a, uint32_t ring,
                           uint32_t stage)
 {
@@ -281,8 +281,8 @@ __device__ void copy_next(struct planned_memory<DP> *m, struct ahead *a, uint32_
         if (threadIdx.x % 32 < 2)
             m->masks[stage][threadIdx.x / 32][threadIdx.x % 32] =
                 threadIdx.x % 32 == 0 ? a->at.masks[0] : a->at.masks[1];
-        copy_tile<DP, WHOLE>(&e->pages, &a->at, a->u.pos, a->u.end, to,
-                             to + planned<DP>::TILE_BYTES);
+        copy_tile<DP, ROWS>(&e->pages, &a->at, a->u.pos, a->u.end, to,
+                            to + planned<DP>::TILE_BYTES);
         a->u.pos += CUDA_TILE;
         if (a->u.pos >= a->u.end) {
             if (++a->u.split < e->end) {
@@ -352,7 +352,7 @@ __device__ void arrive(const struct attend_call *c, const struct entry *e, uint3
 }
 
 /* Runs the splits of the entries that were taken. */
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP> *m, uint8_t *ring)
 {
     constexpr int stages = planned<DP>::STAGES, stage_bytes = planned<DP>::TILE_BYTES * 2;
@@ -364,12 +364,12 @@ __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP>
     const uint32_t first = next.entry;
     if (first < ENTRIES) {
         find_pages<true>(&m->entries[first].pages, &next.u, &next.at);
-        copy_queries<DP, WHOLE>(c, &m->entries[first].k, &m->queries);
+        copy_queries<DP, ROWS>(c, &m->entries[first].k, &m->queries);
     }
     copies_end_group();
 #pragma unroll 1
     for (uint32_t i = 0; i < stages; i++)
-        copy_next<DP, WHOLE>(m, &next, at, i);
+        copy_next<DP, ROWS>(m, &next, at, i);
     copies_wait<stages>();
     uint32_t stage = 0;
 #pragma unroll 1
@@ -379,7 +379,7 @@ __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP>
             continue;
         uint32_t q[DP / 16][4];
         if (i > first && e->from < e->end) {
-            copy_queries<DP, WHOLE>(c, &e->k, &m->queries);
+            copy_queries<DP, ROWS>(c, &e->k, &m->queries);
             copies_end_group();
             copies_wait<0>();
         }
@@ -399,6 +399,7 @@ __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP>
                 __syncwarp(); /* this warp's rows are there */
                 const uint32_t rows[2] = {m->masks[stage][warp][0], m->masks[stage][warp][1]};
                 if (pos < u.end) {
+                    widen_tile<DP, ROWS>(k_at, k_at + planned<DP>::TILE_BYTES);
                     float s[2][4];
                     uint32_t p[4];
                     warp_score<DP>(q, k_at, s);
@@ -414,7 +415,7 @@ __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP>
                                   to.ml);
                 }
                 __syncwarp(); /* none of this warp reads them any more */
-                copy_next<DP, WHOLE>(m, &next, at, stage);
+                copy_next<DP, ROWS>(m, &next, at, stage);
                 stage = stage + 1 == stages ? 0 : stage + 1;
             }
         }
@@ -424,7 +425,7 @@ __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP>
 
 /* ---- estimates ---- */
 
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __device__ void run_estimates(const struct attend_call *c, const struct planned_memory<DP> *m,
                               uint8_t *memory)
 {
@@ -454,13 +455,14 @@ __device__ void run_estimates(const struct attend_call *c, const struct planned_
             e.list = s->estimates + (size_t)w->number * s->estimate_cap + first;
             e.n = min(w->n_estimates - first, s->estimate_split);
             size_t at = w->k.partial + (size_t)(w->parts.estimate_slot + j) * c->group;
-            estimate_split<DP, WHOLE>(c, &e, memory, c->part_o + at * DP, c->part_ml + at);
+            estimate_split<DP, (ROWS & ROWS_WHOLE) != 0>(c, &e, memory, c->part_o + at * DP,
+                                                         c->part_ml + at);
         }
         arrive<DP>(c, w, w->to - w->from);
     }
 }
 
-template <int DP, bool WHOLE>
+template <int DP, int ROWS>
 __global__ void __launch_bounds__(CUDA_THREADS, planned<DP>::CTAS)
     planned_kernel(const __grid_constant__ struct attend_call c)
 {
@@ -472,16 +474,16 @@ __global__ void __launch_bounds__(CUDA_THREADS, planned<DP>::CTAS)
     struct share pages = m.shares[0], estimates = m.shares[1];
     while (pages.n > 0) {
         take<DP>(&c, &pages, false, &m);
-        run_pages<DP, WHOLE>(&c, &m, memory);
+        run_pages<DP, ROWS>(&c, &m, memory);
     }
     while (estimates.n > 0) {
         take<DP>(&c, &estimates, true, &m);
-        run_estimates<DP, WHOLE>(&c, &m, memory);
+        run_estimates<DP, ROWS>(&c, &m, memory);
     }
 }
 
 /* Launched while the kernel before it still runs, as far as the device knows how. */
-template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct attend_call *c)
+template <int DP, int ROWS> void launch(struct cuda_backend *b, const struct attend_call *c)
 {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -493,7 +495,7 @@ template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct a
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&how, planned_kernel<DP, WHOLE>, *c), "attend (planned rows)");
+    cuda_ok(b, cudaLaunchKernelEx(&how, planned_kernel<DP, ROWS>, *c), "attend (planned rows)");
 }
 
 } /* namespace */
@@ -501,13 +503,13 @@ template <int DP, bool WHOLE> void launch(struct cuda_backend *b, const struct a
 void attend_run_planned(struct cuda_backend *b, const void *params)
 {
     const struct attend_call *c = (const struct attend_call *)params;
-    attend_by_shape(c->dim, [=](auto s) { launch<s.DP, s.WHOLE>(b, c); });
+    attend_by_shape(c->dim, c->fp8, [=](auto s) { launch<s.DP, s.ROWS>(b, c); });
 }
 
 void attend_prepare_planned(void)
 {
     attend_each_shape([](auto s) {
-        (void)cudaFuncSetAttribute(planned_kernel<s.DP, s.WHOLE>,
+        (void)cudaFuncSetAttribute(planned_kernel<s.DP, s.ROWS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    planned<s.DP>::BYTES);
         (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
@@ -517,6 +519,6 @@ void attend_prepare_planned(void)
 size_t attend_planned_bytes(uint32_t dim)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, [&](auto s) { bytes = planned<s.DP>::BYTES; });
+    attend_by_shape(dim, false, [&](auto s) { bytes = planned<s.DP>::BYTES; });
     return bytes + sizeof(struct planned_memory<CUDA_MAX_DIM>);
 }

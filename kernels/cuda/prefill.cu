@@ -16,6 +16,7 @@
  * some KV heads at a time. */
 #include "kernels/cuda/prefill.h"
 
+#include "kernels/cuda/fp8.h"
 #include "kernels/cuda/prefill_plan.h"
 
 #include <algorithm>
@@ -95,6 +96,7 @@ struct prefill_call {
     struct cudnn_plan *plan;
     void *workspace;
     float scale;
+    bool fp8;
     bool passes; /* q is there as bf16, and the result stays so */
 };
 
@@ -141,8 +143,9 @@ __global__ void unpack_kernel(const __grid_constant__ struct prefill_call c)
 }
 
 /* A warp per page, K and V of one KV head, number first_head + blockIdx.y of ours. Positions that do not exist become
- * zeros up to the end of what cuDNN reads: 0 times what lies there must be 0. Bound by HBM: 2 bytes in and
+ * zeros up to the end of what cuDNN reads: 0 times what lies there must be 0. Bound by HBM: 2 bytes in (FP8: 1) and
  * 2 out per number. Op: attend. */
+template <bool FP8>
 __global__ void side_by_side_kernel(const __grid_constant__ struct prefill_call c,
                                     uint32_t first_head)
 {
@@ -152,14 +155,14 @@ __global__ void side_by_side_kernel(const __grid_constant__ struct prefill_call 
     if (first >= c.lengths->zero_to)
         return;
     struct cuda_lane lane = c.lanes[c.kv_head[first_head + blockIdx.y]];
-    const uint4 *from = NULL;
+    const uint8_t *from = NULL;
     if (first < n) {
         block_id id = c.tables[lane.class_][page];
         const uint8_t *base = id & BLOCK_IN_DRAM ? c.dram[lane.class_] : c.hbm[lane.class_];
-        from = (const uint4 *)(base + (size_t)(id & ~BLOCK_IN_DRAM) * c.block_bytes[lane.class_] +
-                               lane.index * c.page_bytes);
+        from = base + (size_t)(id & ~BLOCK_IN_DRAM) * c.block_bytes[lane.class_] +
+               lane.index * c.page_bytes;
     }
-    const uint32_t half = rows * row_chunks; /* 16-byte chunks of K */
+    const uint32_t half = rows * row_chunks; /* chunks of 8 numbers of K */
     for (uint32_t at = threadIdx.x % 32; at < 2 * half; at += 32 * AT_ONCE) {
         uint4 v[AT_ONCE];
 #pragma unroll
@@ -167,7 +170,7 @@ __global__ void side_by_side_kernel(const __grid_constant__ struct prefill_call 
             uint32_t i = at + 32 * u, row = (i < half ? i : i - half) / row_chunks;
             v[u] = make_uint4(0, 0, 0, 0);
             if (i < 2 * half && first + row < n)
-                v[u] = from[i];
+                v[u] = FP8 ? fp8_widen8(((const uint2 *)from)[i]) : ((const uint4 *)from)[i];
         }
 #pragma unroll
         for (uint32_t u = 0; u < AT_ONCE; u++) {
@@ -187,8 +190,11 @@ void run_prefill(struct cuda_backend *b, const void *params)
     if (!c->passes)
         pack_kernel<<<c->rows, COPY_THREADS, 0, b->stream>>>(*c);
     for (uint32_t h = 0; h < c->kv_heads; h += c->heads_at_once) {
-        side_by_side_kernel<<<dim3((c->pages + warps - 1) / warps, c->heads_at_once), COPY_THREADS,
-                              0, b->stream>>>(*c, h);
+        const dim3 grid((c->pages + warps - 1) / warps, c->heads_at_once);
+        if (c->fp8)
+            side_by_side_kernel<true><<<grid, COPY_THREADS, 0, b->stream>>>(*c, h);
+        else
+            side_by_side_kernel<false><<<grid, COPY_THREADS, 0, b->stream>>>(*c, h);
         struct cudnn_data d = {};
         d.q = c->q + (size_t)h * group * c->dim;
         d.k = c->k;
@@ -403,6 +409,7 @@ void queue_rows(struct cuda_backend *b, const struct attend_args *a, const struc
     }
     c.page_bytes = g->page_bytes;
     c.page_shift = (uint32_t)__builtin_ctz(rows);
+    c.fp8 = g->type == KV_E4M3;
     c.dim = g->head_dim;
     c.group = a->heads / g->kv_heads;
     c.heads = a->heads;

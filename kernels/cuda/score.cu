@@ -78,6 +78,7 @@ static bool call_of(struct cuda_backend *b, const struct score_args *a, struct s
     c->dram = (const uint8_t *)kv->dram[LANE_SPARSE];
     c->block_bytes = g->block_bytes[LANE_SPARSE];
     c->page_bytes = g->page_bytes;
+    c->number = kv_number_bytes(g->type);
     c->block_rows = g->block_rows;
     return true;
 }

@@ -48,7 +48,7 @@ struct score_call {
     /* SCORE_EXACT */
     const uint8_t *hbm, *dram;
     size_t block_bytes, page_bytes;
-    uint32_t block_rows;
+    uint32_t block_rows, number; /* number: bytes of one in a page */
 };
 
 /* Pieces of a warp, and CTAs of a lane, for a device that holds `slots` CTAs; c->stretches: segments so

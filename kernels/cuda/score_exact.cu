@@ -1,5 +1,6 @@
 /* SCORE_EXACT: the true mass of a partition, from the keys themselves: what the oracle asks for, to
  * compare with. Reads every sealed key, wherever its block lies. */
+#include "kernels/cuda/fp8.h"
 #include "kernels/cuda/score.h"
 
 #include <string.h>
@@ -23,12 +24,13 @@ __device__ void row_logits(struct exact_shared *s, const struct score_call *c,
         block_id block = at->row->blocks[row / c->block_rows];
         const uint8_t *page = (block & BLOCK_IN_DRAM ? c->dram : c->hbm) +
                               (size_t)(block & ~BLOCK_IN_DRAM) * c->block_bytes + lane_page;
-        const uint32_t *k =
-            (const uint32_t *)(page + (size_t)(row % c->block_rows) * c->dim * sizeof(uint16_t));
+        const uint8_t *k = page + (size_t)(row % c->block_rows) * c->dim * c->number;
+        const bool fp8 = c->number == 1;
         float sum[EXACT_HEADS] = {0, 0, 0, 0};
 #pragma unroll 8
         for (uint32_t x = 0; x < c->dim; x += 2) {
-            uint32_t two = k[x / 2];
+            uint32_t two =
+                fp8 ? fp8_widen2(*(const uint16_t *)(k + x)) : *(const uint32_t *)(k + 2 * x);
             float a = __uint_as_float(two << 16), b = __uint_as_float(two & 0xffff0000u);
 #pragma unroll
             for (int h = 0; h < EXACT_HEADS; h++)
@@ -41,7 +43,7 @@ __device__ void row_logits(struct exact_shared *s, const struct score_call *c,
 }
 
 /* One CTA: a segment and 4 heads of the group. A thread has a row, then a partition of a head. Bound by
- * the keys: 2 bytes per channel and row. Op: score. */
+ * the keys: 2 bytes per channel and row, or 1. Op: score. */
 __global__ void __launch_bounds__(EXACT_THREADS)
     exact_kernel(const __grid_constant__ struct score_call c)
 {

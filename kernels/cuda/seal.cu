@@ -19,8 +19,8 @@ enum { MOVE_THREADS = 256, SLICE = 64 /* bytes of a row */ };
 
 /* One CTA per lane, K or V, and 64 bytes of every row: they all lie in its shared memory before one is
  * written, so source and target may be the same pages. Bound by HBM: reads and writes each byte once, by
- * two sectors; the CTAs of a row's other bytes run beside it. UNIT: 16 bytes, or 8 where head_dim is not
- * a multiple of 8. Op: seal. */
+ * two sectors; the CTAs of a row's other bytes run beside it. UNIT: the largest of 16, 8 and 4 bytes that rows are
+ * made of. Op: seal. */
 template <typename UNIT>
 __global__ void __launch_bounds__(MOVE_THREADS)
     move_kernel(const __grid_constant__ struct seal_call c)
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(MOVE_THREADS)
     UNIT *slice = (UNIT *)shared;
     constexpr uint32_t units = SLICE / sizeof(UNIT);
     const uint32_t lane = blockIdx.y, half = blockIdx.z, at = blockIdx.x * units;
-    const uint32_t all = c.dim * 2 / sizeof(UNIT), n = all - at < units ? all - at : units;
+    const uint32_t all = c.dim * c.number / sizeof(UNIT), n = all - at < units ? all - at : units;
     const bool keep = c.desc.order == ORDER_KEEP;
     if (c.lanes[lane].class_ != LANE_SPARSE || (keep && !c.job->moves))
         return;
@@ -53,12 +53,15 @@ __global__ void __launch_bounds__(MOVE_THREADS)
 
 void move_rows(struct cuda_backend *b, const struct seal_call *c)
 {
-    dim3 grid((c->dim * 2 + SLICE - 1) / SLICE, c->n_lanes, 2);
+    const uint32_t row = c->dim * c->number;
+    dim3 grid((row + SLICE - 1) / SLICE, c->n_lanes, 2);
     size_t bytes = (size_t)SEGMENT_ROWS * SLICE;
-    if (c->dim % 8 == 0)
+    if (row % 16 == 0)
         move_kernel<uint4><<<grid, MOVE_THREADS, bytes, b->stream>>>(*c);
-    else
+    else if (row % 8 == 0)
         move_kernel<uint2><<<grid, MOVE_THREADS, bytes, b->stream>>>(*c);
+    else
+        move_kernel<uint32_t><<<grid, MOVE_THREADS, bytes, b->stream>>>(*c);
     cuda_launched(b, "seal: move");
 }
 
@@ -162,6 +165,7 @@ void cuda_seal(struct backend *be, const struct seal_args *a)
     CHECK(a->desc.kind == DIGEST_NONE || l.bytes <= a->kv->record_lane_bytes);
     c.n_lanes = g->layers * g->kv_heads;
     c.dim = g->head_dim;
+    c.number = kv_number_bytes(g->type);
     c.row_shift = (uint32_t)__builtin_ctz(g->block_rows);
     c.first_segment = a->segment == 0;
     c.pages = (uint8_t *)a->kv->hbm[LANE_SPARSE];
@@ -188,6 +192,10 @@ status cuda_seal_open(struct cuda_backend *b)
                  "seal: shared memory") ||
         !cuda_ok(b,
                  cudaFuncSetAttribute(move_kernel<uint2>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                 "seal: shared memory") ||
+        !cuda_ok(b,
+                 cudaFuncSetAttribute(move_kernel<uint32_t>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                  "seal: shared memory"))
         return err(b->error, "%s", b->text);

@@ -5,13 +5,14 @@
  * (seal_digest.cu) and codes (seal_codes.cu) read rows from there. So only move knows of two places, and
  * only order of positions.
  *
- * A bf16 of K is an exact float; all sums are floats. Where a sum's order is that of the rows, it is the
+ * Numbers of fp8 pages are bf16 numbers too, and read as such. A bf16 of K is an exact float; all sums are floats. Where a sum's order is that of the rows, it is the
  * CPU's too, bit for bit: means, bounds. Sums over channels and of whole nodes have other orders. */
 #ifndef KERNELS_CUDA_SEAL_H
 #define KERNELS_CUDA_SEAL_H
 
 #include "kernels/core/digest.h"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/fp8.h"
 
 enum {
     SEAL_ROUNDS = 4,             /* of 2-means, per bisection: as on the CPU */
@@ -32,6 +33,7 @@ struct seal_call {
     const struct seal_job *job;
     const struct cuda_lane *lanes;    /* [n_lanes]: of all classes */
     uint32_t n_lanes, dim, row_shift; /* R = 1 << row_shift */
+    uint32_t number;                  /* bytes of one in a page: 1 is fp8 */
     uint32_t first_segment;           /* this is segment 0: it makes the directions of codes */
     uint8_t *pages, *records;
     size_t block_bytes, page_bytes, record_bytes, lane_bytes;
@@ -56,7 +58,24 @@ __device__ inline uint8_t *seal_row(const struct seal_call *c, const block_id *b
     uint32_t rows = 1u << c->row_shift;
     return c->pages + blocks[r >> c->row_shift] * c->block_bytes +
            c->lanes[lane].index * c->page_bytes +
-           (size_t)(half * rows + (r & (rows - 1))) * c->dim * 2;
+           (size_t)(half * rows + (r & (rows - 1))) * c->dim * c->number;
+}
+
+/* Channels from `at` on of a row of such numbers, as bf16: 2, 4 or 8, and `at` a multiple of that. */
+__device__ inline uint32_t seal_two(uint32_t number, const uint8_t *row, uint32_t at)
+{
+    return number == 1 ? fp8_widen2(*(const uint16_t *)(row + at))
+                       : *(const uint32_t *)(row + (size_t)at * 2);
+}
+__device__ inline uint2 seal_four(uint32_t number, const uint8_t *row, uint32_t at)
+{
+    return number == 1 ? fp8_widen4(*(const uint32_t *)(row + at))
+                       : *(const uint2 *)(row + (size_t)at * 2);
+}
+__device__ inline uint4 seal_eight(uint32_t number, const uint8_t *row, uint32_t at)
+{
+    return number == 1 ? fp8_widen8(*(const uint2 *)(row + at))
+                       : *(const uint4 *)(row + (size_t)at * 2);
 }
 
 /* The two bf16 of a word. */

@@ -308,7 +308,8 @@ __device__ void load_rows(const struct seal_call *c, struct team<PD> *t, uint32_
         uint32_t slot = i / (PD / 8), at = i % (PD / 8);
         uint4 w = make_uint4(0, 0, 0, 0);
         if (slot >= t->low && at < c->dim / 8)
-            w = ((const uint4 *)seal_row(c, c->job->from, lane, 0, s->position[slot]))[at];
+            w = seal_eight(c->number, seal_row(c, c->job->from, lane, 0, s->position[slot]),
+                           at * 8);
         s->rows[i] = w;
     }
     for (uint32_t i = threadIdx.x; i < HALF; i += THREADS) {

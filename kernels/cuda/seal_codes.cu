@@ -66,7 +66,8 @@ __device__ void load_distances(const struct basis *s, uint32_t first, float *to)
         uint32_t r = first + i / fours, at = i % fours * 4;
         float4 x = make_float4(0, 0, 0, 0);
         if (r < SEGMENT_ROWS) {
-            uint2 w = *(const uint2 *)(seal_row(s->c, s->c->job->to, s->lane, s->half, r) + at * 2);
+            uint2 w =
+                seal_four(s->c->number, seal_row(s->c, s->c->job->to, s->lane, s->half, r), at);
             float4 m = kept_mean(&s->means, r >> s->c->row_shift, at);
             x = make_float4(seal_low(w.x) - m.x, seal_high(w.x) - m.y, seal_low(w.y) - m.z,
                             seal_high(w.y) - m.w);
@@ -384,15 +385,16 @@ __device__ inline void project_means(struct coder<QB, NT> *s, const struct kept_
 }
 
 /* 8 channels of a row; those behind head_dim are 0. */
-__device__ inline uint4 load_eight(const uint8_t *row, uint32_t at, uint32_t dim)
+__device__ inline uint4 load_eight(const struct seal_call *c, const uint8_t *row, uint32_t at)
 {
+    const uint32_t dim = c->dim;
     if (dim % 8 == 0)
-        return at < dim ? *(const uint4 *)(row + (size_t)at * 2) : make_uint4(0, 0, 0, 0);
+        return at < dim ? seal_eight(c->number, row, at) : make_uint4(0, 0, 0, 0);
     uint2 x = make_uint2(0, 0), y = x;
     if (at < dim)
-        x = *(const uint2 *)(row + (size_t)at * 2);
+        x = seal_four(c->number, row, at);
     if (at + 4 < dim)
-        y = *(const uint2 *)(row + (size_t)at * 2 + 8);
+        y = seal_four(c->number, row, at + 4);
     return make_uint4(x.x, x.y, y.x, y.y);
 }
 
@@ -406,8 +408,8 @@ __device__ inline void project_rows(const struct coder<QB, NT> *s, uint32_t r, u
     uint4 lo[QB], hi[QB];
 #pragma unroll
     for (int q = 0; q < QB; q++) {
-        lo[q] = load_eight(row, q * 32 + 8 * s->t, s->c->dim);
-        hi[q] = load_eight(row8, q * 32 + 8 * s->t, s->c->dim);
+        lo[q] = load_eight(s->c, row, q * 32 + 8 * s->t);
+        hi[q] = load_eight(s->c, row8, q * 32 + 8 * s->t);
     }
 #pragma unroll
     for (int q = 0; q < QB; q++) {

@@ -36,7 +36,7 @@ template <int NV> struct channels {
     float x[NV * 4];
 };
 
-template <int NV>
+template <int NV, int NUMBER>
 __device__ inline struct channels<NV> load_row(const struct lane_digest *d, uint32_t half,
                                                uint32_t r) {
     struct channels<NV> out;
@@ -44,7 +44,7 @@ __device__ inline struct channels<NV> load_row(const struct lane_digest *d, uint
 #pragma unroll
     for (int v = 0; v < NV; v++) {
         uint32_t at = 4 * (threadIdx.x % 32) + 128 * v;
-        uint2 w = at < d->c->dim ? *(const uint2 *)(row + (size_t)at * 2) : make_uint2(0, 0);
+        uint2 w = at < d->c->dim ? seal_four(NUMBER, row, at) : make_uint2(0, 0);
         out.x[4 * v] = seal_low(w.x);
         out.x[4 * v + 1] = seal_high(w.x);
         out.x[4 * v + 2] = seal_low(w.y);
@@ -88,7 +88,7 @@ __device__ inline bool has_digest(const struct lane_digest *d, uint32_t p, uint3
 }
 
 /* Mean of rows [first, + n) but the `n_skip` (at most 2) in skip. */
-template <int NV>
+template <int NV, int NUMBER>
 __device__ inline struct channels<NV> rows_mean(const struct lane_digest *d, uint32_t half,
                                                 uint32_t first, uint32_t n, uint32_t skip0,
                                                 uint32_t skip1, uint32_t n_skip) {
@@ -99,7 +99,7 @@ __device__ inline struct channels<NV> rows_mean(const struct lane_digest *d, uin
     };
 #pragma unroll 8
     for (uint32_t i = 0; i < n; i++) {
-        struct channels<NV> x = load_row<NV>(d, half, first + i);
+        struct channels<NV> x = load_row<NV, NUMBER>(d, half, first + i);
         bool skips = (n_skip > 0 && i == skip0) || (n_skip > 1 && i == skip1);
 #pragma unroll
         for (int v = 0; v < NV * 4; v++)
@@ -112,7 +112,7 @@ __device__ inline struct channels<NV> rows_mean(const struct lane_digest *d, uin
 }
 
 /* The two rows farthest from a mean, farthest first, ties to the first. */
-template <int NV>
+template <int NV, int NUMBER>
 __device__ inline void farthest(const struct lane_digest *d, uint32_t first, uint32_t n,
                                 const struct channels<NV> &mean, bool two, uint32_t *far)
 {
@@ -121,7 +121,7 @@ __device__ inline void farthest(const struct lane_digest *d, uint32_t first, uin
     far[1] = 1;
 #pragma unroll 8
     for (uint32_t i = 0; i < n; i++) {
-        struct channels<NV> x = load_row<NV>(d, 0, first + i);
+        struct channels<NV> x = load_row<NV, NUMBER>(d, 0, first + i);
         float square = 0;
 #pragma unroll
         for (int v = 0; v < NV * 4; v++) {
@@ -199,7 +199,7 @@ __device__ inline uint32_t *far_of(const struct lane_digest *d, uint32_t p)
 }
 
 /* Centroids and outliers of all partitions: to scratch, and their ranges to shared memory. */
-template <int NV> __device__ void find_centroids(const struct lane_digest *d)
+template <int NV, int NUMBER> __device__ void find_centroids(const struct lane_digest *d)
 {
     const uint32_t outliers = d->c->desc.outliers;
     struct range<NV> ranges[DIGEST_KINDS];
@@ -209,13 +209,13 @@ template <int NV> __device__ void find_centroids(const struct lane_digest *d)
         uint32_t first, n, far[2];
         if (!has_digest(d, p, &first, &n))
             continue;
-        struct channels<NV> mean = rows_mean<NV>(d, 0, first, n, 0, 0, 0);
+        struct channels<NV> mean = rows_mean<NV, NUMBER>(d, 0, first, n, 0, 0, 0);
         if (outliers > 0) {
-            farthest<NV>(d, first, n, mean, outliers > 1, far);
-            mean = rows_mean<NV>(d, 0, first, n, far[0], far[1], outliers);
-            widen(&ranges[1], load_row<NV>(d, 0, first + far[0]));
+            farthest<NV, NUMBER>(d, first, n, mean, outliers > 1, far);
+            mean = rows_mean<NV, NUMBER>(d, 0, first, n, far[0], far[1], outliers);
+            widen(&ranges[1], load_row<NV, NUMBER>(d, 0, first + far[0]));
             if (outliers > 1)
-                widen(&ranges[2], load_row<NV>(d, 0, first + far[1]));
+                widen(&ranges[2], load_row<NV, NUMBER>(d, 0, first + far[1]));
             if (threadIdx.x % 32 == 0)
                 *far_of(d, p) = far[0] | far[1] << 16;
         }
@@ -256,7 +256,7 @@ template <int NV> __device__ void find_coarse(const struct lane_digest *d)
 }
 
 /* Of a set, vector p; false: it has none. */
-template <int NV>
+template <int NV, int NUMBER>
 __device__ inline bool load_vector(const struct lane_digest *d, uint32_t set, uint32_t p,
                                    struct channels<NV> *out)
 {
@@ -270,13 +270,14 @@ __device__ inline bool load_vector(const struct lane_digest *d, uint32_t set, ui
     }
     if (!has_digest(d, p, &first, &n))
         return false;
-    *out = set == 0 ? load_floats<NV>(d, centroid_of(d, p))
-                    : load_row<NV>(d, 0, first + (*far_of(d, p) >> 16 * (set - 1) & 0xffff));
+    *out = set == 0
+               ? load_floats<NV>(d, centroid_of(d, p))
+               : load_row<NV, NUMBER>(d, 0, first + (*far_of(d, p) >> 16 * (set - 1) & 0xffff));
     return true;
 }
 
 /* Rounds a set to 8 bits between the least and the greatest of each channel. */
-template <int NV>
+template <int NV, int NUMBER>
 __device__ void write_vectors(const struct lane_digest *d, uint32_t set, uint32_t parts,
                               struct digest_vectors out)
 {
@@ -299,7 +300,7 @@ __device__ void write_vectors(const struct lane_digest *d, uint32_t set, uint32_
     for (uint32_t t = 0; t < digest_tiles(parts); t++) {
         uint32_t p = t * DIGEST_TILE + warp;
         struct channels<NV> x;
-        bool has = p < parts && load_vector<NV>(d, set, p, &x);
+        bool has = p < parts && load_vector<NV, NUMBER>(d, set, p, &x);
         for (int v = 0; v < NV; v++) {
             uint32_t at = 4 * (threadIdx.x % 32) + 128 * v, four = 0;
             for (int j = 0; j < 4 && has; j++) {
@@ -317,7 +318,7 @@ __device__ void write_vectors(const struct lane_digest *d, uint32_t set, uint32_
     }
 }
 
-template <int NV> __device__ void digest_centroids(const struct lane_digest *d)
+template <int NV, int NUMBER> __device__ void digest_centroids(const struct lane_digest *d)
 {
     const struct digest_layout *l = &d->c->layout;
     for (uint32_t i = threadIdx.x; i < SETS * SEAL_MAX_DIM; i += THREADS) {
@@ -327,16 +328,16 @@ template <int NV> __device__ void digest_centroids(const struct lane_digest *d)
     if (threadIdx.x < SETS)
         d->s->any[threadIdx.x] = 0;
     __syncthreads();
-    find_centroids<NV>(d);
+    find_centroids<NV, NUMBER>(d);
     __syncthreads();
     if (l->coarse != 0)
         find_coarse<NV>(d);
     __syncthreads();
     for (uint32_t k = 0; k < l->kinds; k++)
-        write_vectors<NV>(d, k, l->parts, digest_vectors_of(d->record, l, k));
+        write_vectors<NV, NUMBER>(d, k, l->parts, digest_vectors_of(d->record, l, k));
     if (l->coarse != 0)
-        write_vectors<NV>(d, COARSE, l->parts / DIGEST_COARSE,
-                          digest_vectors_at(d->record + l->coarse, l->dim));
+        write_vectors<NV, NUMBER>(d, COARSE, l->parts / DIGEST_COARSE,
+                                  digest_vectors_at(d->record + l->coarse, l->dim));
 }
 
 /* ---- bounds ---- */
@@ -347,7 +348,7 @@ __device__ inline uint32_t pack(float a, float b)
     return __float_as_uint(a) >> 16 | (__float_as_uint(b) & 0xffff0000u);
 }
 
-template <int NV> __device__ void digest_minmax(const struct lane_digest *d)
+template <int NV, int NUMBER> __device__ void digest_minmax(const struct lane_digest *d)
 {
     const struct digest_layout *l = &d->c->layout;
     const uint32_t dim = l->dim, warp = threadIdx.x / 32;
@@ -362,10 +363,10 @@ template <int NV> __device__ void digest_minmax(const struct lane_digest *d)
             }
         };
         if (p < l->parts && has_digest(d, p, &first, &n)) {
-            low = high = load_row<NV>(d, 0, first);
+            low = high = load_row<NV, NUMBER>(d, 0, first);
 #pragma unroll 8
             for (uint32_t i = 1; i < n; i++) {
-                struct channels<NV> x = load_row<NV>(d, 0, first + i);
+                struct channels<NV> x = load_row<NV, NUMBER>(d, 0, first + i);
                 for (int v = 0; v < NV * 4; v++) { /* a NaN that came first stays */
                     low.x[v] = x.x[v] < low.x[v] ? x.x[v] : low.x[v];
                     high.x[v] = x.x[v] > high.x[v] ? x.x[v] : high.x[v];
@@ -400,7 +401,7 @@ template <int NV> __device__ void digest_minmax(const struct lane_digest *d)
 
 /* ---- mean values ---- */
 
-template <int NV> __device__ void digest_values(const struct lane_digest *d)
+template <int NV, int NUMBER> __device__ void digest_values(const struct lane_digest *d)
 {
     const struct digest_layout *l = &d->c->layout;
     float *scales = (float *)(d->record + l->scales);
@@ -414,7 +415,7 @@ template <int NV> __device__ void digest_values(const struct lane_digest *d)
         };
         float top = 0;
         if (has)
-            mean = rows_mean<NV>(d, 1, first, n, 0, 0, 0);
+            mean = rows_mean<NV, NUMBER>(d, 1, first, n, 0, 0, 0);
         for (int v = 0; v < NV * 4; v++)
             if (4 * (threadIdx.x % 32) + 128 * (v / 4) < l->dim)
                 top = fmaxf(top, fabsf(mean.x[v]));
@@ -436,8 +437,9 @@ template <int NV> __device__ void digest_values(const struct lane_digest *d)
 }
 
 /* One CTA per lane and half, a warp per partition, threads along head_dim. Bound by HBM and L2: reads
- * every row once or twice. NV: 128s of channels. Op: seal. */
-template <int NV>
+ * every row once or twice. NV: 128s of channels; NUMBER: c.number, since both ways to load a row at once
+ * would not fit the registers. Op: seal. */
+template <int NV, int NUMBER>
 __global__ void __launch_bounds__(THREADS) digest_kernel(const __grid_constant__ struct seal_call c)
 {
     __shared__ struct digest_shared s;
@@ -446,21 +448,29 @@ __global__ void __launch_bounds__(THREADS) digest_kernel(const __grid_constant__
         return;
     d.record = seal_record(&c, d.lane, c.job->record);
     if (blockIdx.y == 1 && c.desc.values)
-        digest_values<NV>(&d);
+        digest_values<NV, NUMBER>(&d);
     else if (blockIdx.y == 0 && c.desc.kind == DIGEST_BOUNDS)
-        digest_minmax<NV>(&d);
+        digest_minmax<NV, NUMBER>(&d);
     else if (blockIdx.y == 0 && c.desc.kind != DIGEST_NONE)
-        digest_centroids<NV>(&d);
+        digest_centroids<NV, NUMBER>(&d);
+}
+
+template <int NUMBER> void launch(struct cuda_backend *b, const struct seal_call *c)
+{
+    dim3 grid(c->n_lanes, c->desc.values ? 2 : 1);
+    if (c->dim <= 128)
+        digest_kernel<1, NUMBER><<<grid, THREADS, 0, b->stream>>>(*c);
+    else
+        digest_kernel<2, NUMBER><<<grid, THREADS, 0, b->stream>>>(*c);
+    cuda_launched(b, "seal: digest");
 }
 
 } /* namespace */
 
 void seal_digest(struct cuda_backend *b, const struct seal_call *c)
 {
-    dim3 grid(c->n_lanes, c->desc.values ? 2 : 1);
-    if (c->dim <= 128)
-        digest_kernel<1><<<grid, THREADS, 0, b->stream>>>(*c);
+    if (c->number == 1)
+        launch<1>(b, c);
     else
-        digest_kernel<2><<<grid, THREADS, 0, b->stream>>>(*c);
-    cuda_launched(b, "seal: digest");
+        launch<2>(b, c);
 }

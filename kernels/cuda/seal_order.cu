@@ -23,12 +23,12 @@ struct lane_rows {
 /* This thread's channels of row `position` minus the mean: pair v is channels 2 (lane + 32 v). */
 __device__ inline void read_row(const struct lane_rows *s, uint32_t position, float *x)
 {
-    const uint32_t *row = (const uint32_t *)seal_row(s->c, s->c->job->from, s->lane, 0, position);
+    const uint8_t *row = seal_row(s->c, s->c->job->from, s->lane, 0, position);
     for (int v = 0; v < PAIRS; v++) {
         uint32_t i = threadIdx.x % 32 + 32 * v;
         x[2 * v] = x[2 * v + 1] = 0;
         if (2 * i < s->c->dim) {
-            uint32_t w = row[i];
+            uint32_t w = seal_two(s->c->number, row, 2 * i);
             x[2 * v] = seal_low(w) - s->mean[2 * i];
             x[2 * v + 1] = seal_high(w) - s->mean[2 * i + 1];
         }
@@ -330,9 +330,8 @@ __device__ void load_tiles(const struct kmeans *k, uint32_t i0, uint32_t p0, uin
         if (c0 + c >= dim)
             continue;
         if (i0 + r < SEGMENT_ROWS) {
-            uint32_t w = *(const uint32_t *)(seal_row(k->rows.c, k->rows.c->job->from, k->rows.lane,
-                                                      0, i0 + r) +
-                                             (size_t)(c0 + c) * 2);
+            const uint8_t *row = seal_row(k->rows.c, k->rows.c->job->from, k->rows.lane, 0, i0 + r);
+            uint32_t w = seal_two(k->rows.c->number, row, c0 + c);
             x[0] = seal_low(w) - k->s->mean[c0 + c];
             x[1] = seal_high(w) - k->s->mean[c0 + c + 1];
         }

@@ -16,7 +16,7 @@ struct unpermute_job {
 struct unpermute_call {
     const struct unpermute_job *job;
     const struct cuda_lane *lanes;
-    uint32_t n_lanes, rows, dim;
+    uint32_t n_lanes, rows, words; /* words: of a row, 4 bytes each */
     uint8_t *hbm;
     const uint8_t *dram, *records;
     size_t block_bytes, page_bytes, record_bytes, lane_bytes;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(WARPS * 32)
         return;
     const uint16_t *position = (const uint16_t *)(c.records + j->record * c.record_bytes +
                                                   c.lanes[lane].index * c.lane_bytes);
-    const uint32_t p = position[row], block = j->from[row / c.rows], words = c.dim / 2;
+    const uint32_t p = position[row], block = j->from[row / c.rows], words = c.words;
     if (p >= j->n_rows)
         return;
     const uint8_t *from = block & BLOCK_IN_DRAM ? c.dram : c.hbm;
@@ -62,7 +62,7 @@ void cuda_unpermute(struct backend *be, const struct unpermute_args *a)
     const struct kv_geometry *g = a->kv->geo;
     struct unpermute_job j;
     struct unpermute_call c;
-    CHECK(a->n_rows <= SEGMENT_ROWS && g->block_rows >= 8 && g->head_dim % 2 == 0);
+    CHECK(a->n_rows <= SEGMENT_ROWS && g->block_rows >= 8);
     memset(&j, 0, sizeof j);
     memset(&c, 0, sizeof c);
     j.record = a->record;
@@ -71,7 +71,8 @@ void cuda_unpermute(struct backend *be, const struct unpermute_args *a)
     memcpy(j.to, a->to, (a->n_rows + g->block_rows - 1) / g->block_rows * sizeof *j.to);
     c.n_lanes = g->layers * g->kv_heads;
     c.rows = g->block_rows;
-    c.dim = g->head_dim;
+    c.words = g->head_dim * kv_number_bytes(g->type) / 4;
+    CHECK(c.words * 4 == g->head_dim * kv_number_bytes(g->type));
     c.hbm = (uint8_t *)a->kv->hbm[LANE_SPARSE];
     c.dram = (const uint8_t *)a->kv->dram[LANE_SPARSE];
     c.records = (const uint8_t *)a->kv->records;

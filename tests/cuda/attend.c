@@ -264,6 +264,12 @@ int main(void)
         check_shape(shapes[i].s, shapes[i].name);
     if (!tap_small())
         check_long();
+    kept = KV_E4M3;
+    printf("# pages of fp8\n");
+    for (size_t i = 0; i < (tap_small() ? 1 : ARRAY_LEN(shapes)); i++)
+        if (shapes[i].s.dim % 4 == 0)
+            check_shape(shapes[i].s, shapes[i].name);
+    kept = KV_BF16;
     a_row_that_is_no_number_spoils_none_before_it((struct shape){16, 128, 2, 4, 0, 64, false, 1.5f},
                                                   150);
     a_row_that_is_no_number_spoils_none_before_it((struct shape){8, 64, 2, 1, 0, 64, false, 1.5f},

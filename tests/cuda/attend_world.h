@@ -27,6 +27,9 @@ struct seq {
     block_id *blocks[LANE_CLASSES];
 };
 
+/* What pages of the next world keep. */
+static enum kv_type kept;
+
 /* One backend's part of a world. */
 struct side {
     struct backend *be;
@@ -175,9 +178,10 @@ static struct world *open_world(struct backend *cpu, struct backend *gpu, struct
                                   .layers = LAYERS,
                                   .kv_heads = s.kv_heads,
                                   .head_dim = s.dim,
-                                  .page_bytes = (size_t)s.rows * s.dim * 4,
+                                  .type = kept,
                                   .stream_sinks = s.sinks,
                                   .stream_recent = s.recent};
+    w->geo.page_bytes = kv_page_bytes(&w->geo);
     make_lanes(w);
     for (uint32_t i = 0; i < n; i++)
         blocks += lens[i] / s.rows + 1;

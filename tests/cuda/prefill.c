@@ -254,6 +254,12 @@ int main(void)
     check_pass((struct shape){16, 64, 3, 3, 16, 128, false, 1.5f}, "R 16 d 64 group 3");
     check_pass((struct shape){16, 128, 2, 1, 16, 128, true, 1.5f}, "R 16 d 128, DENSE and STREAM");
     check_long();
+    kept = KV_E4M3;
+    printf("# pages of fp8\n");
+    check_shape(shapes[0].s, shapes[0].name);
+    check_shape(shapes[4].s, shapes[4].name);
+    check_pass((struct shape){16, 128, 2, 1, 16, 128, true, 1.5f}, "R 16 d 128, DENSE and STREAM");
+    kept = KV_BF16;
     gpu->ops->close(gpu);
     cpu->ops->close(cpu);
     return tap_done();

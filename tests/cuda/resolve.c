@@ -458,6 +458,7 @@ int main(int argc, char **argv) /* how many of the shapes, for a sanitizer; all 
         {"8 KiB pages", 16, 128, 4, 10, 200, 60, 64, 0, 1, 20},
         {"4 KiB pages", 8, 128, 3, 8, 150, 33, 64, 0, 3, 20},
         {"odd pages of 5 KiB", 8, 160, 3, 4, 100, 40, 64, 0, 1, 10},
+        {"pages of 576 bytes, as fp8 has them", 8, 18, 3, 4, 100, 40, 64, 0, 1, 10},
         {"16 KiB pages", 32, 128, 2, 10, 100, 30, 64, 0, 1, 10},
         {"long lists", 8, 8, 2, 80, 4000, 2600, 1024, 0, 1, 10},
         {"long lists, light", 8, 8, 2, 80, 3000, 1900, 3000, 0.5f, 1, 10},
