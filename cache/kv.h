@@ -88,6 +88,7 @@ struct kv_seq {
     struct hot_set *hot;     /* SPILLED only */
     uint32_t n_slots;        /* B: HBM blocks of the hot set */
     uint32_t n_shared;       /* leading blocks that are offered to the prefix index */
+    uint32_t n_cut;          /* blocks of the hit at its opening for which there was no room */
     uint64_t salt[2];
     struct kv_seq_private *own;
 };
@@ -103,8 +104,8 @@ struct kv_open {
 
 /* Opens a sequence, RESIDENT, and takes the longest hit. Blocks of the hit that are in DRAM only are
  * copied up where HBM has room; where it has not and the layout seals, the sequence opens SPILLED with
- * min_slots instead. *n_hit: positions found, a multiple of R (of SEGMENT_ROWS where STREAM lanes are
- * in use). ERR_FULL: max_rows can never fit this process (in HBM whole, or in DRAM with min_slots and
+ * min_slots instead; where it has no room for those either, the hit is cut (n_cut). *n_hit: positions
+ * taken, a multiple of R (of SEGMENT_ROWS where STREAM lanes are in use). ERR_FULL: max_rows can never fit this process (in HBM whole, or in DRAM with min_slots and
  * tail in HBM), or needs more than HOT_MAX_SLOTS to lie in DRAM. ERR_MEMORY. */
 status kv_seq_open(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t min_slots,
                    uint32_t *n_hit);

@@ -363,7 +363,9 @@ status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
     TRY(chain_find(kv, s, o, &h));
     limit_by_groups(kv, s, &h);
     limit_by_stream(kv, s, &h);
+    uint32_t found = h.n;
     choose_residence(kv, s, &h, min_slots);
+    s->n_cut = found - h.n;
     status st = kv_seq_reserve(kv, s, h.n);
     if (st != OK) {
         s->n_segments = 0;

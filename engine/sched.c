@@ -228,6 +228,28 @@ static bool resume(struct sched *s, struct sequence *q, bool whole)
     return true;
 }
 
+/* Opens it with as much of its hit as there is room for; why_refused. */
+static uint32_t open_sequence(struct sched *s, struct sequence *q)
+{
+    const struct kv_open o = open_args(s, q);
+    uint32_t n_hit = 0, min_slots = q->in == NULL ? 0 : residence_min_slots(s, q, o.max_rows);
+    s->why_refused = kv_seq_open(s->kv, &q->kv, &o, min_slots, &n_hit);
+    return n_hit;
+}
+
+/* What the index has, but for which HBM has no room, is not computed again while others can give. It
+ * fits, so what they give would be asked of them anyway. */
+static uint32_t open_whole(struct sched *s, struct sequence *q, uint32_t n_hit)
+{
+    while (q->kv.n_cut > 0 && residence_squeeze(s)) {
+        kv_seq_close(s->kv, &q->kv);
+        n_hit = open_sequence(s, q);
+        if (s->why_refused != OK)
+            return 0;
+    }
+    return n_hit;
+}
+
 static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us)
 {
     uint32_t n_hit = 0;
@@ -238,9 +260,7 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
         return REFUSED;
     }
     if (opens) {
-        const struct kv_open o = open_args(s, q);
-        uint32_t min_slots = q->in == NULL ? 0 : residence_min_slots(s, q, o.max_rows);
-        s->why_refused = kv_seq_open(s->kv, &q->kv, &o, min_slots, &n_hit);
+        n_hit = open_sequence(s, q);
         if (s->why_refused != OK)
             return REFUSED;
     }
@@ -258,8 +278,12 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
         s->blocked_dram = kv_dram_available(s->kv);
         return BLOCKED;
     }
-    if (opens)
+    if (opens) {
+        n_hit = open_whole(s, q, n_hit);
+        if (s->why_refused != OK)
+            return REFUSED;
         count_hits(s, q, n_hit);
+    }
     sequence_move(s, q, SEQUENCE_RUNNING);
     if (q->scheduled_us == 0)
         q->scheduled_us = now_us;
@@ -401,14 +425,25 @@ static bool is_due(const struct sched *s, const struct sequence *q)
     return q->passed_rows >= (own > some ? own : some);
 }
 
-/* The prompt to serve next: one that was passed too often, else the one with the least left. may_score:
- * logits rows are left for those that want every position scored. */
-static struct sequence *next_prompt(const struct sched *s, bool may_score)
+/* What of a step is left for prompts. */
+struct shares {
+    uint32_t scored;  /* logits rows, for those that want every position scored */
+    uint32_t spilled; /* chunks of SPILLED sequences: each reads all before it over PCIe */
+};
+
+static bool has_share(const struct shares *left, const struct sequence *q)
+{
+    return (left->scored > 0 || !sequence_scores_prompt(q)) &&
+           (left->spilled > 0 || q->kv.residence != KV_SPILLED);
+}
+
+/* The prompt to serve next: one that was passed too often, else the one with the least left. */
+static struct sequence *next_prompt(const struct sched *s, const struct shares *left)
 {
     struct sequence *best = NULL;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q->n_scheduled > 0 || (!may_score && sequence_scores_prompt(q)) || sequence_fills(q))
+        if (q->n_scheduled > 0 || !has_share(left, q) || sequence_fills(q))
             continue;
         bool due = is_due(s, q), best_due = best != NULL && is_due(s, best);
         if (best == NULL || (due && (!best_due || q->order < best->order)) ||
@@ -431,15 +466,16 @@ static void count_passed(struct sched *s)
 
 static void plan_prompts(struct sched *s)
 {
-    uint32_t scored_left = SCHED_SCORED_ROWS;
+    struct shares left = {.scored = SCHED_SCORED_ROWS, .spilled = SCHED_SPILLED_CHUNKS};
     for (struct sequence *q;
-         s->plan_rows < s->max_rows && (q = next_prompt(s, scored_left > 0)) != NULL;) {
+         s->plan_rows < s->max_rows && (q = next_prompt(s, &left)) != NULL;) {
         uint32_t rows = min_u32(sequence_left(q), s->max_rows - s->plan_rows);
         if (sequence_scores_prompt(q)) {
-            rows = min_u32(rows, scored_left);
-            scored_left -= rows;
+            rows = min_u32(rows, left.scored);
+            left.scored -= rows;
         }
         plan_add(s, q, rows);
+        left.spilled -= q->kv.residence == KV_SPILLED && left.spilled > 0;
     }
     count_passed(s);
 }

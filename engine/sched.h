@@ -4,7 +4,8 @@
  * in chunks, the shortest remainder first; one that younger prompts have passed with as many rows as it
  * has, and with MAX_BYPASS steps' rows at least, is served before the others, oldest first. So a long
  * prompt delays running answers by at most one chunk, short prompts pass long ones, and none waits for
- * ever.
+ * ever. A step has at most SPILLED_CHUNKS chunks of SPILLED sequences: those of many conversations that come
+ * back at once would hold the first token of each until all of them are read from DRAM.
  *
  * Blocks: a sequence is admitted when its prompt and a first stretch of output fit beside what those
  * already running will still need by the same rule; or, where sequences attend by plan, when all of
@@ -28,6 +29,7 @@ enum {
     SCHED_MAX_PREEMPTIONS = 2,
     SCHED_FIRST_OUTPUT = 256, /* output tokens whose blocks must be there at admission */
     SCHED_SCORED_ROWS = 64,   /* prompt rows per step whose logits are wanted (prompt_logprobs) */
+    SCHED_SPILLED_CHUNKS = 1, /* prompt chunks per step that read what is before them from DRAM */
 };
 
 enum { SCHED_NOT_BLOCKED = UINT32_MAX };

@@ -142,7 +142,10 @@ static void add_seq(struct step *st, struct flight *f, struct sequence *q, uint3
 {
     struct batch_seq *b = &f->seqs[f->n_plan];
     f->plan[f->n_plan++] = q;
-    *b = (struct batch_seq){.first_row = f->n_rows, .n_rows = n_rows, .first_pos = first_pos};
+    *b = (struct batch_seq){.first_row = f->n_rows,
+                            .n_rows = n_rows,
+                            .first_pos = first_pos,
+                            .spilled = q->kv.residence == KV_SPILLED};
     for (int c = 0; c < LANE_CLASSES; c++)
         b->blocks[c] = q->kv.table[c];
     if (sched_attends_by_plan(q))

@@ -102,6 +102,7 @@ struct batch_seq {
     const block_id *blocks[LANE_CLASSES];
     uint32_t first_plan; /* its rows attend plans [first_plan, + n_rows) in SPARSE lanes, ... */
     bool planned;        /* ... or everything, causally */
+    bool spilled;        /* most of its blocks are in DRAM: read them once */
     uint32_t
         n_before; /* positions before first_pos that this step's append wrote as well: attend of a part */
 };

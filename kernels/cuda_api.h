@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* Counted up when struct backend_ops or a struct that crosses changes its meaning. */
-enum { CUDA_ABI = 6 };
+enum { CUDA_ABI = 7 };
 
 struct cuda_options {
     int device; /* counted from 0 among those that CUDA_VISIBLE_DEVICES leaves */

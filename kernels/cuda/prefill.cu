@@ -16,6 +16,7 @@
  * some KV heads at a time. */
 #include "kernels/cuda/prefill.h"
 
+#include "kernels/cuda/attend.h"
 #include "kernels/cuda/fp8.h"
 #include "kernels/cuda/prefill_plan.h"
 
@@ -438,15 +439,24 @@ void queue_rows(struct cuda_backend *b, const struct attend_args *a, const struc
 
 /* ---- the promises of prefill.h ---- */
 
+/* Our own kernel reads all keys and values again for every CUDA_MANY queries: not over PCIe. */
+static uint32_t least_rows(const struct cuda_prefill *f, const struct attend_args *a,
+                           const struct batch_seq *q)
+{
+    uint32_t once = CUDA_MANY / (a->heads / a->kv->geo->kv_heads) + 1;
+    return q->spilled && once < f->least_rows ? once : f->least_rows;
+}
+
 bool cuda_prefill_takes(struct cuda_backend *b, const struct attend_args *a,
                         const struct batch_seq *q)
 {
     struct cuda_prefill *f = b->prefill;
-    if ((q->n_rows < f->least_rows && f->asked) || f->no_memory || !is_our_shape(a, q))
+    const uint32_t least = least_rows(f, a, q);
+    if ((q->n_rows < least && f->asked) || f->no_memory || !is_our_shape(a, q))
         return false;
     if (!f->asked)
         begin_opening(b, a);
-    if (q->n_rows < f->least_rows || f->plans == NULL)
+    if (q->n_rows < least || f->plans == NULL)
         return false;
     look(b);
     if (f->at.cudnn == NULL)

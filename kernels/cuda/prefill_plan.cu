@@ -21,7 +21,7 @@ namespace
 
 enum {
     MAX_PLANS = 256,
-    FEWEST_ROWS = 5 * PLAN_TILE_ROWS, /* made ahead: those that go to cuDNN */
+    FEWEST_ROWS = 1,                  /* made ahead: fewer than 520 for sequences in DRAM */
     AHEAD_POSITIONS = 1 << 17,        /* exact plans are made ahead up to here */
     POLL_NS = 100000,
 };

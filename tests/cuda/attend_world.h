@@ -25,6 +25,7 @@ struct shape {
 struct seq {
     uint32_t stream, len, first_row; /* of the buffers */
     block_id *blocks[LANE_CLASSES];
+    bool spilled; /* some of its blocks are in DRAM */
 };
 
 /* What pages of the next world keep. */
@@ -214,7 +215,10 @@ struct piece {
 static struct batch_seq batch_of(const struct world *w, struct piece p)
 {
     const struct seq *q = &w->seqs[p.seq];
-    struct batch_seq b = {.first_row = q->first_row + p.from, .n_rows = p.n, .first_pos = p.from};
+    struct batch_seq b = {.first_row = q->first_row + p.from,
+                          .n_rows = p.n,
+                          .first_pos = p.from,
+                          .spilled = q->spilled};
     for (int c = 0; c < LANE_CLASSES; c++)
         b.blocks[c] = w->geo.n_lanes[c] > 0 ? q->blocks[c] : NULL;
     return b;
@@ -280,6 +284,7 @@ static void spill(struct world *w, struct seq *q)
     }
     for (uint32_t k = 1; k < q->len / w->s.rows; k += 3)
         q->blocks[LANE_SPARSE][k] |= BLOCK_IN_DRAM;
+    q->spilled = true;
     mem_free(nan);
 }
 

@@ -107,7 +107,7 @@ static void check_shape(struct shape s, const char *name)
 {
     const uint32_t lens[] = {3300, 1100, 70};
     struct world *w = open_world(cpu, gpu, s, lens, ARRAY_LEN(lens));
-    const struct piece whole = {0, 0, 3300}, late = {0, 2000, 1029};
+    const struct piece whole = {0, 0, 3300}, late = {0, 2000, 1029}, few = {0, 2500, 150};
     const struct piece mixed[] = {{0, 1500, 1777}, {2, 69, 1}, {1, 3, 1090}, {2, 0, 69}};
     const uint32_t cuts[] = {1100, 2150};
     append_all(w, &w->cpu, 333);
@@ -118,6 +118,7 @@ static void check_shape(struct shape s, const char *name)
     check_cuts(w, whole, cuts, ARRAY_LEN(cuts), name);
     spill(w, &w->seqs[0]);
     check(w, &late, 1, name, "a third of the blocks in the other arena");
+    check(w, &few, 1, name, "few rows of a sequence in the other arena");
     close_world(w);
 }
 

@@ -180,6 +180,7 @@ static void pressure_moves_prefixes_down_and_hits_bring_them_up(void)
     CHECK(kv_seq_grow(kv, &big, 6 * R) == OK);
     is_int(counts().moved_down, 2, "growth moves just the blocks that it needs to DRAM");
     is_int(open_seq(&s, salt_a, 4 * R + 1, 5 * R), 2 * R, "the start of the chain stayed in HBM");
+    is_int(s.n_cut, 2, "and two blocks of it were left for want of room");
     kv_seq_close(kv, &s);
     CHECK(kv_seq_grow(kv, &big, 8 * R) == OK);
     is_int(counts().cached[KV_DRAM], 4, "a full HBM leaves them all in DRAM");
@@ -188,6 +189,7 @@ static void pressure_moves_prefixes_down_and_hits_bring_them_up(void)
     is_int(counts().cached[KV_DRAM], 4, "and nothing lost");
     kv_seq_close(kv, &big);
     is_int(open_seq(&s, salt_a, 4 * R + 1, 5 * R), 4 * R, "with room they come up again");
+    is_int(s.n_cut, 0, "and none is left");
     is_int(counts().moved_up, 4, "by four copies");
     ok(rig_holds(kv, s.table[LANE_SPARSE][0], toks[0]) &&
            rig_holds(kv, s.table[LANE_SPARSE][3], toks[3 * R]),
