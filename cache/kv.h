@@ -103,8 +103,8 @@ struct kv_open {
 };
 
 /* Opens a sequence, RESIDENT, and takes the longest hit. Blocks of the hit that are in DRAM only are
- * copied up where HBM has room; where it has not and the layout seals, the sequence opens SPILLED with
- * min_slots instead; where it has no room for those either, the hit is cut (n_cut). *n_hit: positions
+ * copied up where HBM has room; where the layout seals and it has none, or only at the price of copying
+ * other prefixes down, the sequence opens SPILLED with min_slots instead; where it has no room for those either, the hit is cut (n_cut). *n_hit: positions
  * taken, a multiple of R (of SEGMENT_ROWS where STREAM lanes are in use). ERR_FULL: max_rows can never fit this process (in HBM whole, or in DRAM with min_slots and
  * tail in HBM), or needs more than HOT_MAX_SLOTS to lie in DRAM. ERR_MEMORY. */
 status kv_seq_open(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t min_slots,

@@ -328,22 +328,37 @@ static void take_all(struct kv *kv, struct kv_seq *s, const struct hit *h)
     s->n_shared = h->n;
 }
 
-/* RESIDENT, unless more of the hit fits SPILLED. */
+/* Whether fewer blocks cross the bus until the next rows have attended the hit if it stays in DRAM: RESIDENT,
+ * what is not in HBM goes up, and once HBM is full something goes down for it; SPILLED, what DRAM has not
+ * got goes down, and all of it is read once. So conversations that come back do not push each other out. */
+static bool is_nearer_below(const struct kv *kv, const struct kv_seq *s, const struct hit *h)
+{
+    uint32_t sealed = kv_sealed_blocks(kv, s), up = 0, down = 0;
+    for (uint32_t i = 0; i < h->n; i++) {
+        const block_id *at = kv_block(kv, h->sources[i])->at[LANE_SPARSE];
+        up += at[KV_HBM] == BLOCK_NONE;
+        down += at[KV_DRAM] == BLOCK_NONE && i < sealed;
+    }
+    uint32_t room = kv->place[LANE_SPARSE][KV_HBM].n_free;
+    return up + (up > room ? up - room : 0) > sealed + down;
+}
+
+/* RESIDENT, unless more of the hit fits SPILLED, or it is better left where it is. */
 static void choose_residence(const struct kv *kv, struct kv_seq *s, struct hit *h,
                              uint32_t min_slots)
 {
     uint32_t all = h->n;
     shorten_to_fit(kv, s, h, 0);
     uint32_t resident = h->n;
-    if (resident == all || !s->layout.seals || !kv_uses(kv, LANE_SPARSE) ||
-        min_slots > HOT_MAX_SLOTS)
+    if (!s->layout.seals || !kv_uses(kv, LANE_SPARSE) || min_slots > HOT_MAX_SLOTS ||
+        (resident == all && !is_nearer_below(kv, s, h)))
         return;
     for (int spilled = 1; spilled >= 0; spilled--) {
         s->residence = spilled ? KV_SPILLED : KV_RESIDENT;
         h->n = spilled ? all : resident;
         limit_by_groups(kv, s, h);
         shorten_to_fit(kv, s, h, min_slots);
-        if (spilled && h->n > resident && s->n_segments > 0)
+        if (spilled && (h->n > resident || h->n == all) && s->n_segments > 0)
             return;
     }
 }

@@ -346,6 +346,14 @@ static struct sequence *oldest_spilled(const struct sched *s)
     return q;
 }
 
+/* What it would still fetch is more than what a restore moves: its blocks up, others down for them. */
+static bool pays_back(const struct sched *s, const struct sequence *q, uint64_t n_blocks)
+{
+    uint32_t left = min_u32(less(q->n_prompt + q->max_tokens, q->n_tokens), RESIDENCE_HORIZON);
+    return predicted_fetch(s, q) * left >
+           2.0 * (double)n_blocks * (double)kv_geometry(s->kv)->block_bytes[LANE_SPARSE];
+}
+
 static void restore_one(struct sched *s)
 {
     struct sequence *q = oldest_spilled(s);
@@ -354,7 +362,8 @@ static void restore_one(struct sched *s)
     struct kv_counts c;
     kv_counts(s->kv, &c);
     uint64_t need = less(sealed_blocks(s, q), q->kv.n_slots);
-    if (need + reserved(s) + c.total[KV_HBM] / RESIDENCE_MARGIN <= kv_available(s->kv))
+    if (pays_back(s, q, need) &&
+        need + reserved(s) + c.total[KV_HBM] / RESIDENCE_MARGIN <= kv_available(s->kv))
         (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
 }
 

@@ -22,10 +22,11 @@
 struct sched;
 
 enum {
-    RESIDENCE_PRESET = 5, /* hot set of a fresh spill, times the selected set (locality.md) */
-    RESIDENCE_EVERY = 32, /* steps between two looks at budgets and restores */
-    RESIDENCE_CALM = 64,  /* steps without a spill before anybody is restored */
-    RESIDENCE_MARGIN = 8, /* a restore leaves 1/MARGIN of HBM available */
+    RESIDENCE_PRESET = 5,     /* hot set of a fresh spill, times the selected set (locality.md) */
+    RESIDENCE_EVERY = 32,     /* steps between two looks at budgets and restores */
+    RESIDENCE_CALM = 64,      /* steps without a spill before anybody is restored */
+    RESIDENCE_MARGIN = 8,     /* a restore leaves 1/MARGIN of HBM available */
+    RESIDENCE_HORIZON = 4096, /* steps that a restore is reckoned to serve at most */
 };
 
 /* HBM blocks that a sequence will still take beside those it has, for `rows` positions in all, as it
