@@ -183,6 +183,12 @@ $(B)/tests/cuda/bench_%: tests/cuda/bench_%.cu $(CUDA_OBJ) $(B)/libspind.a
 	@mkdir -p $(@D)
 	$(call show,NVCC,$@)
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(CUDA_OBJ) $(B)/libspind.a -lcublasLt -lpthread -lm -o $@
+# For CUDA_INJECTION64_PATH: when the kernels of steps begin and end (tests/cuda/trace/inject.c).
+$(B)/tests/cuda/libtrace.so: tests/cuda/trace/inject.c
+	@mkdir -p $(@D)
+	$(call show,SO,$@)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Werror -fPIC -shared -isystem $(CUDA_HOME)/include $< \
+	    -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcupti -lpthread -o $@
 .PHONY: cuda-tests cuda-benches test-cuda kbench dist cuda-pack
 CUDA_BENCHES := $(patsubst tests/%,$(B)/tests/%,$(basename $(wildcard tests/cuda/bench_*.cu tests/cuda/bench_*.c)))
 cuda-benches: $(B)/libspind_cuda.so $(CUDA_BENCHES)
