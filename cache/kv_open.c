@@ -363,6 +363,15 @@ static void choose_residence(const struct kv *kv, struct kv_seq *s, struct hit *
     }
 }
 
+/* What was cut becomes the youngest of what may be dropped: whoever makes room for it must not do so by dropping it. */
+static void touch_cut(struct kv *kv, const struct hit *h, uint32_t found)
+{
+    for (uint32_t i = h->n; i < found; i++)
+        kv_block_pin(kv, h->sources[i]);
+    for (uint32_t i = found; i-- > h->n;)
+        kv_block_unpin(kv, h->sources[i]);
+}
+
 static status open_spilled(struct kv *kv, struct kv_seq *s, uint32_t min_slots)
 {
     kv->counts.n_resident--;
@@ -381,6 +390,7 @@ status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
     uint32_t found = h.n;
     choose_residence(kv, s, &h, min_slots);
     s->n_cut = found - h.n;
+    touch_cut(kv, &h, found);
     status st = kv_seq_reserve(kv, s, h.n);
     if (st != OK) {
         s->n_segments = 0;
