@@ -1,0 +1,378 @@
+/* The scheduler and engine/residence.c with sequences that attend by plan: they spill, shrink, pause and come
+ * back, and every one ends, computing nothing twice where that can be. Random traffic from a seed, and
+ * one story for each thing that can happen. */
+#include "engine/residence.h"
+#include "tests/contract/sched_world.h"
+
+/* Its DRAM comes behind the start. */
+static struct backend_ops growing_ops;
+static struct backend growing = {.ops = &growing_ops};
+static struct host_progress dram_progress;
+
+static void *growing_alloc(struct backend *self, size_t bytes)
+{
+    dram_progress = (struct host_progress){.bytes = bytes};
+    return fake_alloc(self, bytes);
+}
+
+static void growing_progress(struct backend *self, const void *p, struct host_progress *out)
+{
+    (void)self, (void)p;
+    *out = dram_progress;
+}
+
+/* As submit, of one that attends by plan. */
+static struct sequence *submit_sparse(struct world *w, uint32_t n_prompt, uint32_t max_tokens,
+                                      uint32_t family, const char *plugin, float budget)
+{
+    uint32_t i;
+    CHECK(sparse_find(plugin, &i) == OK);
+    const struct sparse_choice c = sparse_choice_make(i, budget);
+    struct sequence *q = submit(w, n_prompt, max_tokens, family, 0);
+    q->sparse = c;
+    q->in = attention_instance(w->at, &c);
+    CHECK(q->in != NULL);
+    return q;
+}
+
+static void audit(const struct world *w)
+{
+    struct kv_seq *open[64];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < w->s.n_running; i++)
+        open[n++] = &w->s.running[i]->kv;
+    for (struct sequence *q = w->s.first; q != NULL && n < 64; q = q->next)
+        if (q->state == SEQUENCE_PAUSED)
+            open[n++] = &q->kv;
+    kv_audit(w->kv, open, n);
+}
+
+static void spilled_traffic_always_ends(uint64_t seed, const struct size *z, const char *what)
+{
+    static const char *const plugins[] = {"quest", "wave", "oracle"};
+    struct world w;
+    rng_state = seed;
+    world_open_sized(&w, z);
+    for (int i = 0; i < 1500; i++) {
+        uint32_t family = rnd(4), output = 1 + rnd(rnd(4) == 0 ? 1200 : 100);
+        if (rnd(40) == 0)
+            submit_sparse(&w, 1 + rnd(2500), output, family, plugins[rnd(3)],
+                          rnd(2) == 0 ? 0.05f : 0.2f);
+        if (rnd(60) == 0)
+            submit(&w, 1 + rnd(500), 1 + rnd(100), family, 0);
+        if (rnd(100) == 0)
+            cancel_any(&w);
+        step(&w);
+        if (i % 16 == 0)
+            audit(&w);
+    }
+    uint64_t before = w.steps;
+    while (step(&w) && w.steps < before + 200000)
+        ;
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    printf("# %s, seed %llu: %u sequences, %llu steps, %llu spills, %llu restores, %llu pauses, "
+           "%llu preemptions\n",
+           what, (unsigned long long)seed, w.submitted, (unsigned long long)w.steps,
+           (unsigned long long)c.spills, (unsigned long long)c.restores,
+           (unsigned long long)c.pauses, (unsigned long long)w.s.preemptions);
+    ok(w.finished + w.refused == w.submitted && w.s.n_sequences == 0, "%s: every sequence ended",
+       what);
+    ok(w.refused == w.too_large, "%s: only what can never fit was refused (%u)", what, w.refused);
+    ok(w.rows_bounded && w.answers_advance, "%s: steps are bounded, answers go first", what);
+    ok(w.borders_kept, "%s: no step crosses a border, and what is due is sealed before", what);
+    ok(w.slots_suffice, "%s: no plan names more pages than its hot set has slots", what);
+    ok(w.marks_right, "%s: every row is where the tables say, in either tier", what);
+    /* Nobody is admitted by rings: that there are as many as may run together is the memory plan's
+     * work. With fewer, all end, and what is computed is lost again and again. */
+    bool starved = z->ring[KV_HBM] > 0 && z->ring[KV_HBM] < z->max_seqs * 20;
+    ok(starved || w.preempted_max <= SCHED_MAX_PREEMPTIONS,
+       "%s: no sequence was preempted more than twice", what);
+    ok(all_blocks_home(&w), "%s: every block came home", what);
+    world_close(&w);
+}
+
+/* As many rings as the memory plan counts, and prompts that pass one another, each in the middle of a
+ * long one: whoever was passed over must not keep the rows of its last chunk from the others. */
+static void rings_are_enough_for_all_that_run(bool caching)
+{
+    enum { SEQS = 8, ROWS = 256, WINDOW = (16 + 64 + 64) / R + 2, CHUNK = ROWS / R + 1 };
+    struct world w;
+    const struct size z = {8000, 0, SEQS, ROWS, caching, {SEQS * WINDOW + 2 * CHUNK, 0}, 0};
+    world_open_sized(&w, &z);
+    for (uint32_t i = 0; i < SEQS; i++) {
+        submit(&w, 6000 - 700 * i, 20, i, 0);
+        for (int k = 0; k < 2; k++)
+            step(&w);
+    }
+    while (step(&w))
+        ;
+    is_int(w.finished, SEQS, "with a ring for each, prompts that pass one another end");
+    is_int(w.s.n_retired, 0, "and nobody has to go for another's ring");
+    world_close(&w);
+}
+
+static void with_room_nothing_moves(void)
+{
+    struct world w;
+    const struct size z = {2000, 2000, 8, 256, true, {0}, 0};
+    world_open_sized(&w, &z);
+    for (uint32_t i = 0; i < 4; i++)
+        submit_sparse(&w, 2200, 40, i, "wave", 0.05f);
+    while (step(&w))
+        ;
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    ok(w.finished == 4 && c.spills + c.pauses + c.moved_down + c.moved_up == 0 && c.leaf_bytes == 0,
+       "with enough HBM no sequence is spilled and no byte moves");
+    world_close(&w);
+}
+
+/* 8 x 2,240 rows are 2,240 blocks. */
+static void a_tenth_of_the_blocks_serves_all(void)
+{
+    struct world w;
+    const struct size z = {224, 4000, 8, 256, true, {0}, 0};
+    uint32_t together = 0;
+    world_open_sized(&w, &z);
+    for (uint32_t i = 0; i < 8; i++)
+        submit_sparse(&w, 2200, 40, i, "wave", 0.02f);
+    while (step(&w))
+        together = w.s.n_running > together ? w.s.n_running : together;
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    ok(w.finished == 8 && c.spills > 0 && w.s.preemptions == 0,
+       "HBM for a tenth of the rows serves all of them, computing nothing twice (%llu spills, "
+       "%llu pauses)",
+       (unsigned long long)c.spills, (unsigned long long)c.pauses);
+    printf("# %u ran together\n", together);
+    world_close(&w);
+}
+
+static void spilled_sequences_come_back(void)
+{
+    struct world w;
+    const struct size z = {900, 4000, 8, 256, true, {0}, 0};
+    world_open_sized(&w, &z);
+    submit_sparse(&w, 2200, 60, 2, "wave", 0.05f);
+    struct sequence *q = submit_sparse(&w, 2200, 1000, 1, "wave", 0.05f);
+    for (uint32_t i = 0; i < 2; i++)
+        submit_sparse(&w, 2200, 60, 3 + i, "wave", 0.05f);
+    bool spilled = false;
+    while (w.finished < 3 && step(&w))
+        spilled = spilled || q->kv.residence == KV_SPILLED;
+    for (uint32_t i = 0; i < 4 * RESIDENCE_CALM; i++)
+        step(&w);
+    ok(spilled && q->kv.residence == KV_RESIDENT,
+       "who was spilled for others is RESIDENT again when they have gone");
+    while (step(&w))
+        ;
+    world_close(&w);
+}
+
+/* Whose blocks the next chunk reads all of. The document would free more than the answer beside it. */
+static void a_prompt_that_is_read_is_spilled_last(void)
+{
+    struct world w;
+    const struct size z = {860, 4000, 4, 256, true, {0}, 0};
+    bool answer_spilled = false, document_spilled = false;
+    world_open_sized(&w, &z);
+    struct sequence *answer = submit_sparse(&w, 2200, 3000, 1, "wave", 0.05f);
+    while (answer->n_computed < answer->n_prompt && step(&w))
+        ;
+    struct sequence *document = submit_sparse(&w, 5600, 10, 2, "wave", 0.05f);
+    do {
+        CHECK(step(&w));
+        answer_spilled = answer_spilled || answer->kv.residence == KV_SPILLED;
+        document_spilled = document_spilled || document->kv.residence == KV_SPILLED;
+    } while (document->n_computed < document->n_prompt);
+    ok(answer_spilled && !document_spilled,
+       "a prompt that is being read stays in HBM while an answer can be SPILLED");
+    world_close(&w);
+}
+
+/* Slots and tail just fit; the prompt begins like one that is cached, so sealing would copy. */
+static void alone_in_a_tight_arena_nobody_hangs(void)
+{
+    struct world w;
+    const struct size z = {160, 4000, 4, 256, true, {0}, 0};
+    world_open_sized(&w, &z);
+    submit(&w, 40, 4, 1, 0);
+    while (step(&w))
+        ;
+    submit_sparse(&w, 3000, 1500, 1, "wave", 0.02f);
+    while (step(&w))
+        audit(&w);
+    ok(w.finished == 2 && w.marks_right && w.s.preemptions == 0,
+       "a sequence that cannot have the copy of a shared segment seals it in place");
+    world_close(&w);
+}
+
+static void too_small_a_budget_is_refused_with_numbers(void)
+{
+    struct world w;
+    const struct size z = {150, 4000, 8, 256, true, {0}, 0};
+    world_open_sized(&w, &z);
+    submit_sparse(&w, 8000, 10, 1, "wave", 0.2f);
+    submit_sparse(&w, 2200, 10, 1, "wave", 0.02f);
+    (void)err(OK, "nothing");
+    while (step(&w))
+        ;
+    ok(w.refused == 1 && w.too_large == 1 && w.finished == 1,
+       "a sequence whose minimum hot set and tail are larger than HBM is refused; a smaller one "
+       "runs");
+    world_close(&w);
+}
+
+/* A prompt longer than HBM must spill, and its hot set cannot get one leaf. */
+static void without_memory_for_tables_one_is_refused(void)
+{
+    struct world w;
+    const struct size z = {
+        .hbm = 160, .dram = 4000, .max_seqs = 4, .max_rows = 256, .caching = true, .leaf_bytes = 1};
+    world_open_sized(&w, &z);
+    submit_sparse(&w, 3000, 100, 1, "wave", 0.02f);
+    struct sequence *q = submit(&w, 40, 4, 2, 0);
+    uint64_t id = q->id;
+    while (step(&w))
+        audit(&w);
+    ok(w.refused == 1 && w.too_large == 0 && w.finished == 1 && sched_find(&w.s, id) == NULL,
+       "a sequence whose tables find no memory is refused, not as too large; another one runs");
+    world_close(&w);
+}
+
+/* Everybody may be pinned when HBM runs short: what was admitted is not what is needed. */
+static void pinned_sequences_pause(void)
+{
+    struct world w;
+    const struct size z = {95, 95, 4, 64, false, {0}, 0};
+    world_open_sized(&w, &z);
+    struct sequence *a = submit(&w, 100, 400, 1, 0), *b = submit(&w, 100, 400, 2, 0);
+    step(&w);
+    CHECK(a->state == SEQUENCE_RUNNING && b->state == SEQUENCE_RUNNING);
+    a->n_preempted = b->n_preempted = SCHED_MAX_PREEMPTIONS;
+    while (step(&w))
+        audit(&w);
+    struct kv_counts c;
+    kv_counts(w.kv, &c);
+    ok(w.finished == 2 && c.pauses > 0 && w.s.preemptions == 0 && w.marks_right,
+       "where all that run are pinned, one is paused and computes nothing again");
+    world_close(&w);
+}
+
+/* What is PAUSED has its rows in DRAM: to come back SPILLED it needs no more of it. */
+static void a_full_dram_lets_back_what_is_in_it(void)
+{
+    struct world w;
+    const struct size z = {400, 275, 4, 256, false, {0}, 0};
+    world_open_sized(&w, &z);
+    const struct sequence *dense = submit(&w, 1200, 200, 1, 0);
+    struct sequence *q = submit_sparse(&w, 2200, 40, 2, "quest", 0.05f);
+    while (sequence_n_output(q) == 0 && step(&w))
+        ;
+    CHECK(q->state == SEQUENCE_RUNNING || q->state == SEQUENCE_PAUSED);
+    if (q->state == SEQUENCE_RUNNING) {
+        CHECK(kv_seq_pause(w.kv, &q->kv) == OK);
+        sched_retire(&w.s, q, SEQUENCE_PAUSED);
+    }
+    printf("# paused with %u blocks, DRAM has %u left\n", q->kv.n_blocks, kv_dram_available(w.kv));
+    step(&w);
+    ok(dense->state == SEQUENCE_RUNNING && q->state == SEQUENCE_RUNNING &&
+           q->kv.residence == KV_SPILLED,
+       "a paused sequence comes back SPILLED although DRAM is full");
+    while (step(&w))
+        audit(&w);
+    ok(w.finished == 2 && w.marks_right, "and ends");
+    world_close(&w);
+}
+
+/* On a GPU nothing of DRAM is pinned yet when the scheduler is made. */
+static void dram_that_comes_later_takes_who_waits(void)
+{
+    struct world w;
+    growing_ops = fake_ops;
+    growing_ops.alloc_host = growing_alloc;
+    growing_ops.free_host = fake_free;
+    growing_ops.host_progress = growing_progress;
+    const struct size z = {800, 800, 4, 4096, false, {0}, 0};
+    be = &growing;
+    world_open_sized(&w, &z);
+    struct sequence *a = submit_sparse(&w, 4000, 400, 1, "quest", 0.05f);
+    const struct sequence *b = submit_sparse(&w, 4000, 400, 2, "quest", 0.05f);
+    for (int i = 0; i < 20; i++)
+        step(&w);
+    ok(a->state == SEQUENCE_RUNNING && b->state == SEQUENCE_WAITING,
+       "while there is no DRAM yet, the second of two waits");
+    dram_progress.ready = dram_progress.bytes;
+    kv_poll(w.kv);
+    for (int i = 0; i < 20; i++, audit(&w))
+        step(&w);
+    ok(a->kv.residence == KV_SPILLED || b->kv.residence == KV_SPILLED,
+       "when it has come, one of them is spilled,");
+    ok(sequence_n_output(a) > 0 && sequence_n_output(b) > 0, "and both are answered");
+    while (step(&w))
+        ;
+    is_int(w.finished, 2, "to the end");
+    world_close(&w);
+    be = &fake;
+}
+
+/* PRESET times what a plan names, and all that is sealed, are more than slots can be counted in. */
+static void hot_sets_end_where_slots_do(void)
+{
+    struct world w;
+    const struct size z = {44000, 60000, 4, 8192, true, {0}, 0};
+    uint32_t most = 0;
+    world_open_sized(&w, &z);
+    struct sequence *q = submit_sparse(&w, 360000, 3 * RESIDENCE_EVERY, 1, "quest", 0.15f);
+    while (step(&w))
+        if (w.finished == 0 && q->kv.n_slots > most)
+            most = q->kv.n_slots;
+    is_int(w.finished, 1, "a sequence whose preset is above the largest hot set runs");
+    is_int(most, HOT_MAX_SLOTS, "with the largest");
+    submit_sparse(&w, 400000, 10, 1, "quest", 0.7f);
+    while (step(&w))
+        ;
+    is_int(w.refused, 1, "one that needs more than that and does not fit HBM is refused");
+    world_close(&w);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    with_room_nothing_moves();
+    rings_are_enough_for_all_that_run(false);
+    rings_are_enough_for_all_that_run(true);
+    a_tenth_of_the_blocks_serves_all();
+    spilled_sequences_come_back();
+    a_prompt_that_is_read_is_spilled_last();
+    alone_in_a_tight_arena_nobody_hangs();
+    too_small_a_budget_is_refused_with_numbers();
+    without_memory_for_tables_one_is_refused();
+    pinned_sequences_pause();
+    a_full_dram_lets_back_what_is_in_it();
+    dram_that_comes_later_takes_who_waits();
+    hot_sets_end_where_slots_do();
+    const struct size worlds[] = {
+        {500, 3000, 8, 128, true, {0}, 0},
+        {300, 900, 12, 200, false, {0}, 0},
+        {700, 700, 16, 64, true, {0}, 0},
+        /* As memory_plan.c reckons: (16 + 64 + 64) / 8 + 2 blocks each, and two steps. */
+        {500, 3000, 4, 128, true, {4 * 20 + 2 * 17, 60}, 0},
+        {300, 900, 8, 64, false, {8 * 20 + 2 * 9, 0}, 0},
+        /* Far fewer rings than sequences: one fits. */
+        {500, 3000, 8, 128, true, {40, 20}, 0},
+        {300, 900, 8, 128, false, {40, 200}, 0},
+    };
+    static const char *const names[] = {"roomy DRAM",
+                                        "little DRAM",
+                                        "equal tiers",
+                                        "rings",
+                                        "rings, no DRAM",
+                                        "one ring",
+                                        "one ring, and DRAM for others"};
+    enum { WORLDS = ARRAY_LEN(worlds) };
+    for (uint64_t i = 0; i < 2 * WORLDS; i++)
+        spilled_traffic_always_ends(seed + 100 + i, &worlds[i % WORLDS], names[i % WORLDS]);
+    return tap_done();
+}
