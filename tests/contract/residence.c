@@ -191,6 +191,60 @@ static void a_prompt_that_is_read_is_spilled_last(void)
     world_close(&w);
 }
 
+/* Prompts of so many conversations, of which `known` positions were computed before. Returns how many of those
+ * were computed again. */
+static uint64_t say_again(struct world *w, uint32_t n, uint32_t known, uint32_t n_prompt)
+{
+    uint64_t before = w->s.cached_tokens, next = w->next_id;
+    for (w->next_id = 0; w->next_id < n;)
+        submit_sparse(w, n_prompt, 4, (uint32_t)w->next_id, "wave", 0.05f);
+    w->next_id = next;
+    for (uint32_t end = w->finished + n; w->finished < end && step(w);)
+        ;
+    return (uint64_t)n * known - (w->s.cached_tokens - before);
+}
+
+/* Both tiers together: all conversations and the answers between, with a third or a twentieth to spare. */
+static void who_comes_back_finds_all_that_is_there(uint32_t dram)
+{
+    enum { CONVERSATIONS = 6, ROWS = 2200 };
+    const struct size z = {900, dram, 12, 256, true, {0}, 0};
+    struct world w;
+    world_open_sized(&w, &z);
+    say_again(&w, CONVERSATIONS, 0, ROWS);
+    is_int(say_again(&w, CONVERSATIONS, ROWS, ROWS + 8), 0,
+           "what is in DRAM is not computed again");
+    for (uint32_t i = 0; i < 3; i++)
+        submit_sparse(&w, ROWS, 1000, 10 + i, "wave", 0.05f);
+    while (w.s.n_running < 3 || !sequence_decodes(w.s.running[2]))
+        step(&w);
+    is_int(say_again(&w, CONVERSATIONS, ROWS + 8, ROWS + 16), 0,
+           "nor when answers have taken all of HBM");
+    audit(&w);
+    while (step(&w))
+        ;
+    ok(w.marks_right && w.finished == w.submitted, "and all end");
+    world_close(&w);
+}
+
+static void conversations_do_not_push_each_other_out(void)
+{
+    enum { CONVERSATIONS = 6, ROWS = 2200 };
+    const struct size z = {900, 4000, 12, 256, true, {0}, 0};
+    struct world w;
+    struct kv_counts before, after;
+    world_open_sized(&w, &z);
+    say_again(&w, CONVERSATIONS, 0, ROWS);
+    kv_counts(w.kv, &before);
+    say_again(&w, CONVERSATIONS, ROWS, ROWS + 8);
+    kv_counts(w.kv, &after);
+    uint64_t moved = after.moved_up + after.moved_down - before.moved_up - before.moved_down;
+    ok(moved < CONVERSATIONS * ROWS / R * 2 / 3,
+       "who comes back moves less than two thirds of what is there (%llu of %u blocks)",
+       (unsigned long long)moved, CONVERSATIONS * ROWS / R);
+    world_close(&w);
+}
+
 /* Slots and tail just fit; the prompt begins like one that is cached, so sealing would copy. */
 static void alone_in_a_tight_arena_nobody_hangs(void)
 {
@@ -345,6 +399,9 @@ int main(int argc, char **argv)
     rings_are_enough_for_all_that_run(true);
     a_tenth_of_the_blocks_serves_all();
     spilled_sequences_come_back();
+    who_comes_back_finds_all_that_is_there(4000);
+    who_comes_back_finds_all_that_is_there(2100);
+    conversations_do_not_push_each_other_out();
     a_prompt_that_is_read_is_spilled_last();
     alone_in_a_tight_arena_nobody_hangs();
     too_small_a_budget_is_refused_with_numbers();
