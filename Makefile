@@ -161,7 +161,7 @@ CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
              -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
              -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
-CUDA_TESTS := $(patsubst tests/%.c,$(B)/tests/%,$(filter-out tests/cuda/bench_%,$(wildcard tests/cuda/*.c)))
+CUDA_TESTS := $(patsubst tests/%,$(B)/tests/%,$(basename $(filter-out tests/cuda/bench_%,$(wildcard tests/cuda/*.c tests/cuda/*.cu))))
 $(B)/nvcc-flags: force
 	@mkdir -p $(@D)
 	@command -v $(NVCC) > /dev/null || { echo 'spind: CUDA=1 needs nvcc of CUDA 13: put it on PATH, or name it: make CUDA=1 NVCC=...' >&2; exit 1; }
@@ -189,6 +189,11 @@ $(B)/tests/cuda/libtrace.so: tests/cuda/trace/inject.c
 	$(call show,SO,$@)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Werror -fPIC -shared -isystem $(CUDA_HOME)/include $< \
 	    -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcupti -lpthread -o $@
+# Looks inside one file of it, which it includes.
+$(B)/tests/cuda/%: tests/cuda/%.cu $(B)/libspind.a $(B)/nvcc-flags
+	@mkdir -p $(@D)
+	$(call show,NVCC,$@)
+	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(B)/libspind.a -lpthread -lm -o $@
 .PHONY: cuda-tests cuda-benches test-cuda kbench dist cuda-pack
 CUDA_BENCHES := $(patsubst tests/%,$(B)/tests/%,$(basename $(wildcard tests/cuda/bench_*.cu tests/cuda/bench_*.c)))
 cuda-benches: $(B)/libspind_cuda.so $(CUDA_BENCHES)

@@ -569,6 +569,11 @@ static void write_steps(const struct metrics *m, struct writer *w)
               "Recorded steps that made room for others.", (double)c->dropped);
     write_one(m, w, "counter", "spind_device_graphs_refused_total",
               "Steps that could not be recorded.", (double)c->refused);
+    write_one(
+        m, w, "counter", "spind_device_slow_prompt_steps_total",
+        "Steps in which a prompt was attended by a slower kernel: its plan was not made yet, or "
+        "cannot be, or memory was short.",
+        (double)c->slow);
 }
 
 #undef STATES

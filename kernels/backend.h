@@ -486,6 +486,8 @@ struct step_counts {
     uint64_t replayed, captured, listed; /* at one launch; recorded for that; command by command */
     uint64_t graphs, graph_bytes;        /* recorded steps that are kept; their device memory */
     uint64_t dropped, refused;           /* that made room for others; that could not be recorded */
+    uint64_t
+        slow; /* in which a prompt was attended by a slower kernel, for want of a plan or of memory */
     uint32_t busy_us,
         idle_us; /* of the last step waited for: of the device, from its first command to its last;
                                   and before it, from the end of the step in front. 0: not known */

@@ -174,6 +174,12 @@ static const char *cuda_news(struct backend *be, bool *bad)
     return cuda_prefill_news((struct cuda_backend *)be, bad);
 }
 
+static void cuda_counts(struct backend *be, struct step_counts *out)
+{
+    cuda_step_counts(be, out);
+    out->slow = cuda_prefill_slow((struct cuda_backend *)be);
+}
+
 /* ---- opening ---- */
 
 static void cuda_close(struct backend *be)
@@ -221,7 +227,7 @@ static const struct backend_ops cuda_ops = {
     .submit = cuda_submit,
     .wait = cuda_wait,
     .bucket = bucket_of_rows,
-    .counts = cuda_step_counts,
+    .counts = cuda_counts,
     .memory = cuda_memory,
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,

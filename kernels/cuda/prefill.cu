@@ -37,7 +37,8 @@ enum {
     PATIENT_ROWS = 2048,
     MORE_ROWS = 512, /* of a plan than asked for, at most */
     COPY_THREADS = 256,
-    AT_ONCE = 8, /* 16-byte loads of a lane in flight */
+    AT_ONCE = 8,     /* 16-byte loads of a lane in flight */
+    PATIENCE_S = 10, /* for a plan, which takes a second at most */
 };
 
 } /* namespace */
@@ -51,14 +52,19 @@ struct cuda_prefill {
     void *q, *o, *kv, *lse, *workspace; /* scratch */
     size_t q_bytes, o_bytes, kv_bytes, lse_bytes, workspace_bytes;
     bool no_memory;    /* there was none for scratch: never again */
+    bool never_passes; /* nor for q and results of all rows */
     uint64_t promised; /* 1 + the last step in which it took rows */
+    uint64_t
+        slow; /* and in which it did not take rows that it is for, for want of a plan or of memory */
+    uint64_t n_slow; /* such steps */
     /* The append that left q here, by batch row. */
     const void *qkv;
     uint32_t layer;
     uint64_t step; /* 1 + its step; 0: none */
     struct prefill_passed passed;
     const void *passed_as; /* out of the attend */
-    bool told_ready, told_missing;
+    bool told_ready, told_missing, told_passes;
+    const char *told_trouble;
     char news[256];
 };
 
@@ -265,21 +271,27 @@ struct plan_key key_for(const struct attend_args *a, uint32_t n_rows, uint32_t n
     return k;
 }
 
+struct cudnn_plan *get_plan(struct cuda_prefill *f, const struct plan_key *k)
+{
+    return prefill_plans_get(f->plans, k, f->at.n_made, PATIENCE_S);
+}
+
 /* The plan for rows from `first` on: an exact one if there is one. Where a prompt's whole chunks end its last one
- * begins, and prompts of that length may come again: then one is wished for. *k becomes its key. */
+ * begins, and prompts of that length may come again: then one is wished for. All layers of a step have the same, for
+ * an exact one's last bits may differ. *k becomes its key. */
 struct cudnn_plan *plan_for(struct cuda_prefill *f, struct plan_key *k, uint32_t first)
 {
     struct plan_key exact = *k;
     exact.first = first;
     if (first % PLAN_MOST_ROWS == 0 && k->heads == k->all_heads) {
         bool wish = first > 0 && k->rows >= PLAN_MOST_ROWS / 8;
-        struct cudnn_plan *p = prefill_plans_find(f->plans, &exact, ~0u, wish);
+        struct cudnn_plan *p = prefill_plans_find(f->plans, &exact, f->at.n_made, wish);
         if (p != NULL) {
             *k = exact;
             return p;
         }
     }
-    return prefill_plans_get(f->plans, k);
+    return get_plan(f, k);
 }
 
 void begin_opening(struct cuda_backend *b, const struct attend_args *a)
@@ -345,8 +357,17 @@ void look(struct cuda_backend *b)
 bool has_plan(struct cuda_prefill *f, const struct plan_key *k)
 {
     if (f->at.ready || (f->at.n_made > 0 && k->rows >= PATIENT_ROWS))
-        return prefill_plans_get(f->plans, k) != NULL;
+        return get_plan(f, k) != NULL;
     return prefill_plans_find(f->plans, k, f->at.n_made, true) != NULL;
+}
+
+/* Notes that our own kernel serves what this is for. */
+bool is_slow(struct cuda_backend *b)
+{
+    struct cuda_prefill *f = b->prefill;
+    f->n_slow += f->slow != b->n_steps + 1;
+    f->slow = b->n_steps + 1;
+    return false;
 }
 
 bool is_our_shape(const struct attend_args *a, const struct batch_seq *q)
@@ -452,21 +473,21 @@ bool cuda_prefill_takes(struct cuda_backend *b, const struct attend_args *a,
 {
     struct cuda_prefill *f = b->prefill;
     const uint32_t least = least_rows(f, a, q);
-    if ((q->n_rows < least && f->asked) || f->no_memory || !is_our_shape(a, q))
+    if ((q->n_rows < least && f->asked) || !is_our_shape(a, q))
         return false;
     if (!f->asked)
         begin_opening(b, a);
-    if (q->n_rows < least || f->plans == NULL)
+    if (q->n_rows < least)
         return false;
     look(b);
-    if (f->at.cudnn == NULL)
-        return false;
+    if (f->no_memory || f->at.cudnn == NULL)
+        return is_slow(b);
     for (uint32_t at = 0; at < q->n_rows; at += PLAN_MOST_ROWS) {
         uint32_t n = std::min(q->n_rows - at, (uint32_t)PLAN_MOST_ROWS);
         uint32_t end = q->first_pos + at + n;
         struct plan_key k = key_for(a, n, end);
         if (k.kv_heads == 0 || !has_plan(f, &k) || !reserve_all(b, a, &k, end))
-            return false;
+            return is_slow(b);
     }
     f->promised = b->n_steps + 1;
     return true;
@@ -483,14 +504,18 @@ __nv_bfloat16 *cuda_prefill_accept(struct cuda_backend *b, const struct append_a
     bool any = false;
     f->step = 0;
     f->passed.n = 0;
-    if (!a->to_attend || our_heads(&like, NULL) != a->kv->geo->kv_heads)
+    if (f->never_passes || !a->to_attend || our_heads(&like, NULL) != a->kv->geo->kv_heads)
         return NULL;
     for (uint32_t i = 0; i < a->n_seqs; i++) {
         n_rows = std::max(n_rows, a->seqs[i].first_row + a->seqs[i].n_rows);
         any = (a->seqs[i].n_rows > 0 && cuda_prefill_takes(b, &like, &a->seqs[i])) || any;
     }
     size_t bytes = (n_rows + (size_t)MORE_ROWS) * a->heads * a->kv->geo->head_dim * 2;
-    if (!any || !reserve(b, &f->q, &f->q_bytes, bytes) || !reserve(b, &f->o, &f->o_bytes, bytes))
+    if (!any)
+        return NULL;
+    f->never_passes =
+        !reserve(b, &f->q, &f->q_bytes, bytes) || !reserve(b, &f->o, &f->o_bytes, bytes);
+    if (f->never_passes) /* for all layers and steps: scratch of the rows of a call may still fit */
         return NULL;
     f->step = b->n_steps + 1;
     f->qkv = a->qkv;
@@ -517,27 +542,53 @@ void cuda_prefill(struct cuda_backend *b, const struct attend_args *a, const str
     add_passed(f, q->first_row, q->n_rows);
 }
 
+/* What is new and bad, into f->news. */
+static bool bad_news(struct cuda_prefill *f)
+{
+    const char *missing = f->at.why != NULL ? f->at.why
+                          : f->no_memory    ? "no memory for keys and values side by side: lower "
+                                              "--gpu-memory-utilization or --kv-hbm"
+                                            : NULL;
+    if (!f->told_missing && missing != NULL) {
+        f->told_missing = true;
+        snprintf(f->news, sizeof f->news,
+                 "attention of prompts goes without cuDNN, at half speed: %s", missing);
+        return true;
+    }
+    if (f->told_trouble != f->at.trouble) {
+        f->told_trouble = f->at.trouble;
+        snprintf(f->news, sizeof f->news,
+                 "attention of some prompts goes without cuDNN, at half speed: %s", f->at.trouble);
+        return true;
+    }
+    if (!f->told_passes && f->never_passes) {
+        f->told_passes = true;
+        snprintf(f->news, sizeof f->news,
+                 "attention of prompts converts what it reads and writes, a few %% slower: no "
+                 "memory for a batch of it as bf16");
+        return true;
+    }
+    return false;
+}
+
 const char *cuda_prefill_news(struct cuda_backend *b, bool *bad)
 {
     struct cuda_prefill *f = b->prefill;
     look(b);
-    if (!f->told_missing && (f->at.why != NULL || f->no_memory)) {
-        f->told_missing = *bad = true;
-        snprintf(f->news, sizeof f->news,
-                 "attention of prompts goes without cuDNN, at half speed: %s",
-                 f->at.why != NULL ? f->at.why
-                                   : "no memory for keys and values side by side: lower "
-                                     "--gpu-memory-utilization or --kv-hbm");
+    if ((*bad = bad_news(f)))
         return f->news;
-    }
     if (f->told_ready || !f->at.ready)
         return NULL;
     f->told_ready = true;
-    *bad = false;
     snprintf(f->news, sizeof f->news,
              "%u plans for attention of prompts were made in %.1f s, behind the start",
              f->at.n_ahead, f->at.seconds);
     return f->news;
+}
+
+uint64_t cuda_prefill_slow(const struct cuda_backend *b)
+{
+    return b->prefill->n_slow;
 }
 
 void cuda_prefill_least(struct cuda_backend *b, uint32_t rows)

@@ -27,8 +27,10 @@ struct prefill_passed {
 /* NULL: all are there. */
 const struct prefill_passed *cuda_prefill_passed(const struct cuda_backend *b, const void *out);
 
-/* Something for the log, once: plans are made; cuDNN is not to be had. NULL: nothing new. */
+/* Something for the log, once: plans are made; cuDNN is not to be had, or not for everything. NULL: nothing new. */
 const char *cuda_prefill_news(struct cuda_backend *b, bool *bad);
+/* Steps in which our own kernel served what this is for. */
+uint64_t cuda_prefill_slow(const struct cuda_backend *b);
 
 /* Fewest rows that are taken: for tests and benches; ~0u: never. */
 void cuda_prefill_least(struct cuda_backend *b, uint32_t rows);

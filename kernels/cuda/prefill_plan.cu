@@ -5,7 +5,8 @@
  * order, what prompts will want: a plan for each number of rows as prefill_plan_rows rounds it, wherever these
  * rows are; then exact ones for a prompt's whole chunks of PLAN_MOST_ROWS. What else is wanted it makes in
  * between: a plan that the engine waits for; an exact one of a prompt's last chunk, which serves the next
- * prompt of that length.
+ * prompt of that length. Plans stay, for graphs know their addresses: so of the latter there are a share of all,
+ * and a daemon that sees prompts of every length still has room for the former.
  *
  * The engine thread writes a wish and sets `wished`; the thread clears that, makes the plan and counts
  * `n_made` up: entries before it never change. Each of the two has the library opened for itself. */
@@ -21,8 +22,9 @@ namespace
 
 enum {
     MAX_PLANS = 256,
-    FEWEST_ROWS = 1,                  /* made ahead: fewer than 520 for sequences in DRAM */
-    AHEAD_POSITIONS = 1 << 17,        /* exact plans are made ahead up to here */
+    MAX_GRANTED = 128,         /* exact ones that were wished for */
+    FEWEST_ROWS = 1,           /* made ahead: fewer than 520 for sequences in DRAM */
+    AHEAD_POSITIONS = 1 << 17, /* exact plans are made ahead up to here */
     POLL_NS = 100000,
 };
 
@@ -44,8 +46,12 @@ struct prefill_plans {
     struct cudnn *maker, *runner; /* the library for the thread, and for who asks */
     const char *why;
     struct entry made[MAX_PLANS];
-    uint32_t n_ahead;
+    uint32_t n_ahead, n_granted;
     double seconds;
+    /* Who asks. */
+    bool late;          /* it took too long once */
+    uint32_t n_in_time; /* what was made by then */
+    const char *trouble;
     /* Both threads', atomic. */
     int state;       /* enum opening */
     uint32_t n_made; /* of made[] */
@@ -113,7 +119,10 @@ void grant(struct prefill_plans *p)
     if (!__atomic_load_n(&p->wished, __ATOMIC_ACQUIRE))
         return;
     struct plan_key k = p->wish;
-    make(p, &k);
+    if (k.first == PLAN_ANYWHERE || p->n_granted < MAX_GRANTED) {
+        p->n_granted += k.first != PLAN_ANYWHERE;
+        make(p, &k);
+    }
     __atomic_store_n(&p->wished, 0, __ATOMIC_RELEASE);
 }
 
@@ -182,6 +191,18 @@ bool tell_wish(struct prefill_plans *p, const struct plan_key *k)
     return true;
 }
 
+/* The plan; or NULL, and why is told. */
+struct cudnn_plan *plan_of(struct prefill_plans *p, const struct entry *e)
+{
+    if (e != NULL && e->plan != NULL)
+        return e->plan;
+    if (p->trouble == NULL)
+        p->trouble = e != NULL ? "cuDNN has no kernel for a shape of theirs"
+                     : p->late ? "a plan was not made in time, and nobody waits for one any more"
+                               : "there is no room for more plans";
+    return NULL;
+}
+
 } /* namespace */
 
 uint32_t prefill_plan_rows(uint32_t n)
@@ -202,6 +223,7 @@ void prefill_plans_look(const struct prefill_plans *p, struct prefill_progress *
     to->why = state == NOWHERE ? p->why : NULL;
     to->n_ahead = to->ready ? p->n_ahead : 0;
     to->seconds = to->ready ? p->seconds : 0;
+    to->trouble = p->trouble;
 }
 
 struct cudnn_plan *prefill_plans_find(struct prefill_plans *p, const struct plan_key *k, uint32_t n,
@@ -214,17 +236,26 @@ struct cudnn_plan *prefill_plans_find(struct prefill_plans *p, const struct plan
     return e != NULL ? e->plan : NULL;
 }
 
-struct cudnn_plan *prefill_plans_get(struct prefill_plans *p, const struct plan_key *k)
+struct cudnn_plan *prefill_plans_get(struct prefill_plans *p, const struct plan_key *k, uint32_t n,
+                                     double patience_s)
 {
-    const struct entry *e;
+    const double begin = now();
     bool told = false;
     for (;;) {
-        const uint32_t n = __atomic_load_n(&p->n_made, __ATOMIC_ACQUIRE);
-        if ((e = look_up(p, k, n)) != NULL)
-            return e->plan;
-        if (n == MAX_PLANS)
-            return NULL;
+        const uint32_t made = __atomic_load_n(&p->n_made, __ATOMIC_ACQUIRE);
+        /* Late: what a step found before it was late, it finds again. */
+        const uint32_t most = !p->late ? made : n > p->n_in_time ? n : p->n_in_time;
+        const struct entry *e = look_up(p, k, most);
+        if (e != NULL || made == MAX_PLANS)
+            return plan_of(p, e);
         told = told || tell_wish(p, k);
+        if (p->late)
+            return plan_of(p, NULL);
+        if (now() - begin > patience_s) {
+            p->late = true;
+            p->n_in_time = made;
+            continue;
+        }
         wait_a_little();
     }
 }

@@ -34,11 +34,14 @@ struct prefill_progress {
     bool ready; /* all that is made ahead is there: so many, in so many seconds */
     uint32_t n_ahead;
     double seconds;
+    const char *trouble; /* why prefill_plans_get said NULL first; NULL: it never did */
 };
 void prefill_plans_look(const struct prefill_plans *p, struct prefill_progress *to);
-/* Waits until the plan is made. NULL: cuDNN has no kernel for it. */
-struct cudnn_plan *prefill_plans_get(struct prefill_plans *p, const struct plan_key *k);
-/* Among the first n. NULL: not there. wish: for another time. */
+/* Waits until the plan is made, but no longer than `patience`: when it once took longer, nobody waits any more and
+ * plans are found among the first n, as a step found them. NULL: not there, no room for more, or cuDNN has none. */
+struct cudnn_plan *prefill_plans_get(struct prefill_plans *p, const struct plan_key *k, uint32_t n,
+                                     double patience_s);
+/* Among the first n. NULL: not there. wish: for another time; of exact plans some are granted. */
 struct cudnn_plan *prefill_plans_find(struct prefill_plans *p, const struct plan_key *k, uint32_t n,
                                       bool wish);
 /* At most a sixteenth more, in tiles of cuDNN's kernel. */

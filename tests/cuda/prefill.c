@@ -122,15 +122,26 @@ static void check_shape(struct shape s, const char *name)
     close_world(w);
 }
 
+enum { OUTPUTS = 160 };
+
+static void multiply(struct world *w, struct side *d, const struct weight *m, float *out,
+                     bool from_attend)
+{
+    d->be->ops->linear(d->be, &(struct linear_args){.w = m,
+                                                    .in = d->out,
+                                                    .n_rows = w->n_rows,
+                                                    .mode = LINEAR_STORE,
+                                                    .out = out,
+                                                    .from_attend = from_attend});
+}
+
 /* What a layer does: append, attend, and a product of the result, in one step; q and the result are nobody else's.
  * Returns the product. */
 static float *pass(struct world *w, struct side *d, const struct piece *p, uint32_t n,
-                   const struct weight *m, uint32_t outputs)
+                   const struct weight *m, float *out)
 {
     struct batch_seq b[MAX_SEQS];
     const struct backend_ops *ops = d->be->ops;
-    size_t bytes = (size_t)w->n_rows * outputs * 4;
-    float *out = put_nan(d->be, bytes);
     for (uint32_t i = 0; i < n; i++)
         b[i] = batch_of(w, p[i]);
     ops->append(d->be, &(struct append_args){.kv = &d->kv,
@@ -150,45 +161,108 @@ static float *pass(struct world *w, struct side *d, const struct piece *p, uint3
                                              .scale = 1.0f / sqrtf((float)w->s.dim),
                                              .qkv = d->qkv,
                                              .out = d->out});
-    ops->linear(d->be, &(struct linear_args){.w = m,
-                                             .in = d->out,
-                                             .n_rows = w->n_rows,
-                                             .mode = LINEAR_STORE,
-                                             .out = out,
-                                             .from_attend = true});
-    float *result = fetch(d, out, outputs, 0, w->n_rows);
-    ops->free(d->be, out, bytes);
-    return result;
+    multiply(w, d, m, out, true);
+    return fetch(d, out, OUTPUTS, 0, w->n_rows);
+}
+
+/* A world with a product behind attention, on both sides. */
+struct passing {
+    struct world *w;
+    struct weight *cpu, *gpu;
+    float *cpu_out, *gpu_out;
+};
+
+static struct passing open_passing(struct shape s, const uint32_t *lens, uint32_t n)
+{
+    struct passing p = {.w = open_world(cpu, gpu, s, lens, n)};
+    const struct weight_desc d = {
+        .cols = (uint32_t)p.w->out_width,
+        .n_parts = 1,
+        .parts = {{.name = "w", .type = DTYPE_BF16, .rows = OUTPUTS, .seed = 7}}};
+    CHECK(cpu->ops->weight_create(cpu, &d, &p.cpu) == OK);
+    CHECK(gpu->ops->weight_create(gpu, &d, &p.gpu) == OK);
+    p.cpu_out = put_nan(cpu, (size_t)p.w->n_rows * OUTPUTS * 4);
+    p.gpu_out = put_nan(gpu, (size_t)p.w->n_rows * OUTPUTS * 4);
+    return p;
+}
+
+static void close_passing(struct passing *p)
+{
+    cpu->ops->free(cpu, p->cpu_out, (size_t)p->w->n_rows * OUTPUTS * 4);
+    gpu->ops->free(gpu, p->gpu_out, (size_t)p->w->n_rows * OUTPUTS * 4);
+    cpu->ops->weight_destroy(cpu, p->cpu);
+    gpu->ops->weight_destroy(gpu, p->gpu);
+    close_world(p->w);
+}
+
+/* The worst row of the device's product. */
+static double pass_error(struct passing *p, const struct piece *all, uint32_t n, const float *want)
+{
+    float *got = pass(p->w, &p->w->gpu, all, n, p->gpu, p->gpu_out);
+    double worst = 0;
+    for (uint32_t r = 0; r < p->w->n_rows; r++) {
+        double e = distance(got + (size_t)r * OUTPUTS, want + (size_t)r * OUTPUTS, OUTPUTS);
+        worst = e <= worst ? worst : e;
+    }
+    mem_free(got);
+    return worst;
 }
 
 /* Chunks of prompts between other rows, on from append into a product. */
 static void check_pass(struct shape s, const char *name)
 {
-    enum { OUTPUTS = 160 };
     const uint32_t lens[] = {40, 700, 1300, 30, 600};
     const struct piece all[] = {{0, 0, 40}, {1, 0, 700}, {2, 0, 1300}, {3, 0, 30}, {4, 0, 600}};
-    struct world *w = open_world(cpu, gpu, s, lens, ARRAY_LEN(lens));
-    const struct weight_desc d = {
-        .cols = (uint32_t)w->out_width,
-        .n_parts = 1,
-        .parts = {{.name = "w", .type = DTYPE_BF16, .rows = OUTPUTS, .seed = 7}}};
-    struct weight *on_cpu, *on_gpu;
-    CHECK(cpu->ops->weight_create(cpu, &d, &on_cpu) == OK);
-    CHECK(gpu->ops->weight_create(gpu, &d, &on_gpu) == OK);
-    float *want = pass(w, &w->cpu, all, ARRAY_LEN(all), on_cpu, OUTPUTS);
-    float *got = pass(w, &w->gpu, all, ARRAY_LEN(all), on_gpu, OUTPUTS);
-    double worst = 0;
-    for (uint32_t r = 0; r < w->n_rows; r++) {
-        double e = distance(got + (size_t)r * OUTPUTS, want + (size_t)r * OUTPUTS, OUTPUTS);
-        worst = e <= worst ? worst : e;
-    }
+    struct passing p = open_passing(s, lens, ARRAY_LEN(lens));
+    float *want = pass(p.w, &p.w->cpu, all, ARRAY_LEN(all), p.cpu, p.cpu_out);
+    double worst = pass_error(&p, all, ARRAY_LEN(all), want);
     ok(worst <= 2e-2, "%s: from append into a product: every row as on the CPU (%.2g)", name,
        worst);
     mem_free(want);
-    mem_free(got);
-    cpu->ops->weight_destroy(cpu, on_cpu);
-    gpu->ops->weight_destroy(gpu, on_gpu);
-    close_world(w);
+    close_passing(&p);
+}
+
+enum { PIECES = 4096 };
+
+/* All memory that the device still has; returns the number of pieces. */
+static uint32_t take_memory(void *pieces[PIECES])
+{
+    uint32_t n = 0;
+    for (size_t bytes = (size_t)1 << 30; bytes >= (size_t)2 << 20; bytes /= 2)
+        while (n < PIECES && (pieces[n] = gpu->ops->alloc(gpu, bytes)) != NULL)
+            n++;
+    CHECK(gpu->ops->sync(gpu) == OK);
+    return n;
+}
+
+/* No room for q and results of all rows as bf16, but for those of one call of cuDNN. */
+static void check_short_of_memory(void)
+{
+    const struct shape s = {16, 128, 8, 4, 16, 128, false, 1.5f};
+    const uint32_t lens[] = {1300, 1300, 1300, 1300, 1300};
+    const struct piece all[] = {
+        {0, 0, 1300}, {1, 0, 1300}, {2, 0, 1300}, {3, 0, 1300}, {4, 0, 1300}};
+    struct passing p = open_passing(s, lens, ARRAY_LEN(lens));
+    static void *pieces[PIECES];
+    bool bad = false;
+    float *want = pass(p.w, &p.w->cpu, all, ARRAY_LEN(all), p.cpu, p.cpu_out);
+    multiply(p.w, &p.w->gpu, p.gpu, p.gpu_out, false); /* has its scratch now */
+    CHECK(gpu->ops->sync(gpu) == OK);
+    uint32_t n = take_memory(pieces);
+    double worst = pass_error(&p, all, ARRAY_LEN(all), want);
+    ok(worst <= 2e-2, "without memory for a batch as bf16: every row as on the CPU (%.2g)", worst);
+    const char *text = gpu->ops->news(gpu, &bad);
+    ok(text != NULL && bad && strstr(text, "no memory") != NULL, "and it is said: %s",
+       text != NULL ? text : "no news");
+    while (n > 0)
+        gpu->ops->free(gpu, pieces[--n], 0);
+    const uint64_t before = gpu->ops->memory(gpu);
+    mem_free(pass(p.w, &p.w->gpu, all, ARRAY_LEN(all), p.gpu, p.gpu_out));
+    const uint64_t after = gpu->ops->memory(gpu), room = p.w->n_rows * p.w->out_width * 2;
+    ok(after + room / 2 > before && gpu->ops->news(gpu, &bad) == NULL,
+       "once, and it is not tried again (%llu bytes taken)", (unsigned long long)(before - after));
+    mem_free(want);
+    close_passing(&p);
 }
 
 /* More rows than one call of cuDNN takes; then again, when there was time to make the plan that the last rows had
@@ -261,6 +335,7 @@ int main(void)
     check_shape(shapes[4].s, shapes[4].name);
     check_pass((struct shape){16, 128, 2, 1, 16, 128, true, 1.5f}, "R 16 d 128, DENSE and STREAM");
     kept = KV_BF16;
+    check_short_of_memory(); /* the last: it is remembered */
     gpu->ops->close(gpu);
     cpu->ops->close(cpu);
     return tap_done();
