@@ -59,6 +59,6 @@ __global__ void __launch_bounds__(THREADS)
 void gather_launch(struct cuda_backend *b, const struct gather_call *c)
 {
     struct cuda_launch l;
-    resolve_config(b, &l, dim3(CTAS), THREADS, 0);
+    cuda_launch_early(b, &l, dim3(CTAS), THREADS, 0);
     cuda_ok(b, cudaLaunchKernelEx(&l.config, gather_kernel, *c), "gather");
 }

@@ -60,7 +60,7 @@ static void run_step(struct cuda_backend *b, const void *params)
 {
     const struct step_call *c = (const struct step_call *)params;
     struct cuda_launch l;
-    resolve_config(b, &l, dim3(c->n_lanes, c->n_sets), THREADS, 0);
+    cuda_launch_early(b, &l, dim3(c->n_lanes, c->n_sets), THREADS, 0);
     cuda_ok(b, cudaLaunchKernelEx(&l.config, step_kernel, *c), "end of a step of hot sets");
 }
 

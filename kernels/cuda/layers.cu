@@ -1,4 +1,5 @@
 /* `layers`: what shapes the one kernel for all layers (layers_kernel.h) is for, its memory and its launch. */
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/layers_kernel.h"
 #include "kernels/cuda/linear.h"
 
@@ -11,6 +12,7 @@ enum {
     FEW_BYTES = 10 << 20, /* up to here two layers are sent to L2 ahead */
     MAX_COLS = 8192,      /* of an input */
     MAX_SHARED = 200 << 10,
+    MOST_TURNS = 1 << 10, /* launches, then their number begins anew: a test sees it */
 };
 
 static uint32_t steps_of(const struct weight *w)
@@ -36,18 +38,38 @@ static size_t shared_bytes(const struct layers_args *a)
            (size_t)LAYERS_ROWS * layers::staged_stride(steps) * sizeof(__nv_bfloat16);
 }
 
-/* All layers are alike, so one is looked at. */
-static bool shapes_fit(const struct cuda_backend *b, const struct layers_args *a)
+/* Why the kernel is not for such layers; NULL: it is. All are alike, so one is looked at. */
+static const char *refusal(const struct cuda_backend *b, const struct layers_args *a)
 {
     const struct kv_geometry *g = a->kv->geo;
     const struct layer_weights *l = &a->layers[0];
     const uint32_t hidden = l->qkv->cols, ff = l->down->cols, grid = grid_of(b, a);
-    size_t bytes = l->qkv->bytes + l->out->bytes + l->gate_up->bytes + l->down->bytes;
-    uint32_t group = a->heads / g->kv_heads;
-    return g->type == KV_BF16 && bytes <= MAX_BYTES && (g->head_dim == 64 || g->head_dim == 128) &&
-           group <= 8 && hidden % 4 == 0 && ff % 4 == 0 && std::max(hidden, ff) <= MAX_COLS &&
-           units_of(hidden) <= grid * LAYERS_KEEPS && shared_bytes(a) <= MAX_SHARED &&
-           a->n_layers <= LAYERS_MAX && a->n_seqs * g->kv_heads <= grid;
+    const size_t bytes = l->qkv->bytes + l->out->bytes + l->gate_up->bytes + l->down->bytes;
+    if (b->layers->turn == NULL)
+        return "not on this device";
+    if (bytes > MAX_BYTES)
+        return "a layer is large";
+    if (a->n_layers > LAYERS_MAX)
+        return "there are many";
+    if (g->type != KV_BF16)
+        return "pages are not bf16";
+    if ((g->head_dim != 64 && g->head_dim != 128) || a->heads / g->kv_heads > 8)
+        return "of its heads";
+    if (hidden % 4 != 0 || ff % 4 != 0 || std::max(hidden, ff) > MAX_COLS ||
+        units_of(hidden) > grid * LAYERS_KEEPS || shared_bytes(a) > MAX_SHARED)
+        return "of its width";
+    return a->n_seqs * g->kv_heads <= grid ? NULL : "rows have more KV heads than there are CTAs";
+}
+
+/* Tells why not, once for each reason in turn. */
+static bool shapes_fit(struct cuda_backend *b, const struct layers_args *a)
+{
+    const char *why = refusal(b, a);
+    if (why != NULL && b->layers->told != why && b->log != NULL)
+        b->log(LOG_DEBUG, "layers go kernel by kernel, not all by one: %s", why);
+    if (why != NULL)
+        b->layers->told = why;
+    return why == NULL;
 }
 
 static bool rows_fit(const struct layers_args *a)
@@ -142,6 +164,13 @@ static bool reserve(struct cuda_backend *b, struct layers_call *c)
     if (l->mail_bytes != had &&
         !cuda_ok(b, cudaMemsetAsync(l->mail, 0, l->mail_bytes, b->stream), "layers"))
         return false;
+    /* Words of a launch 2^32 ago could not be told from new ones. */
+    if (++l->n_turns == MOST_TURNS) {
+        l->n_turns = 1;
+        if (!cuda_ok(b, cudaMemsetAsync(l->mail, 0, l->mail_bytes, b->stream), "layers") ||
+            !cuda_ok(b, cudaMemsetAsync(l->turn, 0, sizeof *l->turn, b->stream), "layers"))
+            return false;
+    }
     c->mail = (uint64_t *)l->mail;
     c->turn = l->turn;
     return true;
@@ -199,6 +228,8 @@ static layers_kernel *kernel_of(uint32_t dim, uint32_t n_rows)
 {
     if (n_rows == 1)
         return dim == 64 ? layers::layers_kernel<64, 1> : layers::layers_kernel<128, 1>;
+    if (n_rows == 2)
+        return dim == 64 ? layers::layers_kernel<64, 2> : layers::layers_kernel<128, 2>;
     return dim == 64 ? layers::layers_kernel<64, LAYERS_ROWS>
                      : layers::layers_kernel<128, LAYERS_ROWS>;
 }
@@ -206,24 +237,19 @@ static layers_kernel *kernel_of(uint32_t dim, uint32_t n_rows)
 static void run_layers(struct cuda_backend *b, const void *params)
 {
     const struct layers_launch *l = (const struct layers_launch *)params;
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t how = {};
-    how.gridDim = dim3(l->grid);
-    how.blockDim = dim3(layers::THREADS);
-    how.dynamicSmemBytes = l->shared;
-    how.stream = b->stream;
-    how.attrs = &early;
-    how.numAttrs = b->overlaps ? 1 : 0;
-    cuda_ok(b, cudaLaunchKernelEx(&how, kernel_of(l->call.dim, l->call.n_rows), l->call), "layers");
+    struct cuda_launch how;
+    cuda_launch_early(b, &how, dim3(l->grid), layers::THREADS, l->shared);
+    cuda_launch_together(&how); /* CTAs wait for each other */
+    cuda_ok(b, cudaLaunchKernelEx(&how.config, kernel_of(l->call.dim, l->call.n_rows), l->call),
+            "layers");
 }
 
 bool cuda_layers(struct backend *be, const struct layers_args *a)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
-    if (b->layers->turn == NULL || !rows_fit(a) || !shapes_fit(b, a))
+    if (!rows_fit(a) || !shapes_fit(b, a))
         return false;
+    cuda_begin_rows(b, a->n_seqs);
     struct layers_launch l;
     memset(&l, 0, sizeof l);
     struct layers_call *c = &l.call;
@@ -254,10 +280,10 @@ status cuda_layers_open(struct cuda_backend *b)
     if (most < MAX_SHARED || getenv("SPIND_CUDA_NO_LAYERS") != NULL)
         return OK; /* layers say false */
     bool good = true;
-    for (uint32_t i = 0; good && i < 4; i++)
+    for (uint32_t i = 0; good && i < 2 * LAYERS_ROWS; i++)
         good =
             cuda_ok(b,
-                    cudaFuncSetAttribute(kernel_of(i & 1 ? 128 : 64, i & 2 ? 2 : 1),
+                    cudaFuncSetAttribute(kernel_of(i % 2 ? 128 : 64, i / 2 + 1),
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED),
                     "layers");
     if (!good || !cuda_ok(b, cudaMalloc((void **)&l->turn, sizeof *l->turn), "layers") ||

@@ -69,6 +69,8 @@ struct cuda_layers {
     void *mail;
     size_t mail_bytes;
     uint32_t *turn;
+    const char *told; /* why the last refusal */
+    uint32_t n_turns; /* what *turn will be behind all that is queued, at most */
 };
 
 #endif

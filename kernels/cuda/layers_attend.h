@@ -24,66 +24,89 @@ __device__ __forceinline__ struct cut cut_of(const struct layers_call &c, uint32
     return t;
 }
 
-/* Results of attention, merged over splits. A lane has four numbers, 16 lanes are within a head. */
-template <int ROWS>
+/* Of n splits, at most N: their sum by mass. */
+template <int ROWS, int N>
+__device__ __forceinline__ void weigh(const uint4 v[2 * N], const uint64_t *mass, uint32_t n,
+                                      uint32_t turn, float a[4])
+{
+    enum { GROUP = 16 };
+    const uint32_t lane = threadIdx.x % GROUP;
+    uint2 lse;
+    uint32_t polls = 0;
+    do {
+        lse = ask<ROWS>(mass + (lane < n ? lane : 0));
+        if (lse.y != turn)
+            poll_again<ROWS>(&polls);
+    } while (lse.y != turn);
+    __syncwarp();
+    float w = __uint_as_float(lse.x), top = w, sum;
+#pragma unroll
+    for (int d = LAYERS_SPLITS / 2; d > 0; d /= 2)
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, d, GROUP));
+    sum = w = lane < n ? exp2_fast(w - top) : 0;
+#pragma unroll
+    for (int d = LAYERS_SPLITS / 2; d > 0; d /= 2)
+        sum += __shfl_xor_sync(~0u, sum, d, GROUP);
+    a[0] = a[1] = a[2] = a[3] = 0;
+#pragma unroll
+    for (uint32_t s = 0; s < N; s++) {
+        const float of = __shfl_sync(~0u, __fdividef(w, sum), s, GROUP);
+        if (s >= n)
+            continue;
+        a[0] = __fmaf_rn(of, __uint_as_float(v[2 * s].x), a[0]);
+        a[1] = __fmaf_rn(of, __uint_as_float(v[2 * s].z), a[1]);
+        a[2] = __fmaf_rn(of, __uint_as_float(v[2 * s + 1].x), a[2]);
+        a[3] = __fmaf_rn(of, __uint_as_float(v[2 * s + 1].z), a[3]);
+    }
+}
+
+/* Four numbers of a row's attention, merged over n <= N splits. mail: of the first split; mass: of all; 16 lanes are
+ * within a head. */
+template <int ROWS, int N>
+__device__ __forceinline__ void merge(const uint64_t *mail, const uint64_t *mass, uint32_t n,
+                                      uint32_t width, uint32_t turn, float a[4])
+{
+    const uint64_t *from[2 * N];
+    uint4 v[2 * N];
+#pragma unroll
+    for (uint32_t s = 0; s < N; s++) {
+        from[2 * s] = mail + (s < n ? s : 0) * width;
+        from[2 * s + 1] = from[2 * s] + 2;
+    }
+    take_twos<ROWS, 2 * N>(from, turn, v);
+    a[0] = __uint_as_float(v[0].x), a[1] = __uint_as_float(v[0].z);
+    a[2] = __uint_as_float(v[1].x), a[3] = __uint_as_float(v[1].z);
+    if constexpr (N > 1)
+        weigh<ROWS, N>(v, mass, n, turn, a);
+}
+
+/* Results of attention, a thread has four numbers at a time. */
+template <int DIM, int ROWS>
 __device__ __forceinline__ void stage_attention(const struct layers_call &c,
                                                 const struct shared *sh, const uint64_t *mail,
                                                 const uint64_t *mass, __nv_bfloat16 *x,
                                                 uint32_t turn)
 {
-    enum { GROUP = 16 };
-    const uint32_t lane = threadIdx.x % GROUP, width = c.heads * c.dim;
+    const uint32_t width = c.heads * DIM;
     const uint32_t per_row = (width / 4 + 31) / 32 * 32; /* threads: whole warps */
     uint32_t row = 0, at = threadIdx.x;
 #pragma unroll 1
     for (;; at += THREADS) {
-        while (at >= per_row) {
-            at -= per_row;
+        for (; at >= per_row; at -= per_row)
             row++;
-        }
         if (row >= c.n_rows)
             break;
         const bool is = at * 4 < width;
-        const uint32_t k = is ? at * 4 : 0, n = sh->n_splits[row];
-        const uint64_t *from = mail + (size_t)row * c.splits * width + k;
-        uint2 v[LAYERS_SPLITS][2];
-        uint32_t lse = 0;
-        bool all;
-        do {
-            all = true;
-#pragma unroll
-            for (uint32_t s = 0; s < LAYERS_SPLITS; s++)
-                if (s < n)
-                    all &= look_two(from + s * width, turn, &v[s][0]) &
-                           look_two(from + s * width + 2, turn, &v[s][1]);
-            if (n > 1 && lane < n)
-                all &=
-                    look(mass + ((size_t)row * c.heads + k / c.dim) * c.splits + lane, turn, &lse);
-        } while (!all);
-        float a[4] = {__uint_as_float(v[0][0].x), __uint_as_float(v[0][0].y),
-                      __uint_as_float(v[0][1].x), __uint_as_float(v[0][1].y)};
-        __syncwarp();
-        if (n > 1) { /* the same in a warp */
-            float w = __uint_as_float(lse), top = lane < n ? w : -INFINITY, sum;
-#pragma unroll
-            for (int d = LAYERS_SPLITS / 2; d > 0; d /= 2)
-                top = fmaxf(top, __shfl_xor_sync(~0u, top, d, GROUP));
-            sum = w = lane < n ? exp2_fast(w - top) : 0;
-#pragma unroll
-            for (int d = LAYERS_SPLITS / 2; d > 0; d /= 2)
-                sum += __shfl_xor_sync(~0u, sum, d, GROUP);
-            w /= sum;
-            a[0] = a[1] = a[2] = a[3] = 0;
-#pragma unroll
-            for (uint32_t s = 0; s < LAYERS_SPLITS; s++) {
-                const float of = __shfl_sync(~0u, w, s, GROUP);
-                if (s >= n)
-                    continue;
-#pragma unroll
-                for (uint32_t j = 0; j < 4; j++)
-                    a[j] = __fmaf_rn(of, __uint_as_float((&v[s][j / 2].x)[j % 2]), a[j]);
-            }
-        }
+        const uint32_t k = is ? at * 4 : 0, n = sh->n_splits[row]; /* the same in a warp */
+        const uint64_t *from = mail + row * c.splits * width + k,
+                       *masses = mass + (row * c.heads + k / DIM) * c.splits;
+        float a[4];
+        if (n == 1)
+            merge<ROWS, 1>(from, masses, n, width, turn, a);
+        else if (n <= LAYERS_SPLITS / 2)
+            merge<ROWS, LAYERS_SPLITS / 2>(from, masses, n, width, turn, a);
+        else
+            merge<ROWS, LAYERS_SPLITS>(from, masses, n, width, turn, a);
         if (is)
             *(uint2 *)(x + row * staged_stride(c.att_steps) + k) =
                 make_uint2(pack(a[0], a[1]), pack(a[2], a[3]));
@@ -214,7 +237,7 @@ __device__ __forceinline__ void patch_tile(const struct shared *sh, const struct
 
 /* A head of q, k or v from the mail to shared memory, with all that comes before attention; a warp. Products and
  * sums round as in append.cu. Head group is k, group + 1 is v, which go to their page too. */
-template <int DIM>
+template <int DIM, int ROWS>
 __device__ __forceinline__ void take_head(const struct layers_call &c, const struct layers_layer &w,
                                           const struct task &k, struct shared *sh,
                                           const uint64_t *mail, uint32_t j, uint32_t turn)
@@ -232,15 +255,29 @@ __device__ __forceinline__ void take_head(const struct layers_call &c, const str
         cos[i] = is_v ? 1 : c.cos[(size_t)k.pos * HALF + lane + 32 * i];
         sin[i] = is_v ? 0 : c.sin[(size_t)k.pos * HALF + lane + 32 * i];
     }
-    bool all;
-    do {
-        all = true;
+    __nv_bfloat16 *to = is_v ? sh->v : is_k ? sh->k : sh->q[j];
+    __nv_bfloat16 *page = NULL;
+    if (is_v || is_k) {
+        const uint32_t in_page = (1u << c.page_shift) - 1;
+        page = (__nv_bfloat16 *)page_of(c, k, k.pos) +
+               (size_t)((is_v << c.page_shift) + (k.pos & in_page)) * DIM;
+    }
+    bool late;
+    for (uint32_t polls = 0;; poll_again<ROWS>(&polls)) {
+        uint2 v[2 * PAIRS];
+#pragma unroll
+        for (int i = 0; i < 2 * PAIRS; i++)
+            v[i] = ask<ROWS>(from + 32 * i);
+        late = false;
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
-            all &= look(from + 32 * i, turn, &a_bits[i]);
-            all &= look(from + HALF + 32 * i, turn, &b_bits[i]);
+            a_bits[i] = v[i].x;
+            b_bits[i] = v[PAIRS + i].x;
+            late |= (v[i].y ^ turn) | (v[PAIRS + i].y ^ turn);
         }
-    } while (!all);
+        if (!late)
+            break;
+    }
     const float *bias = w.bias == NULL ? NULL : w.bias + head * DIM;
     const float *gain = is_v ? NULL : is_k ? w.k_norm : w.q_norm;
 #pragma unroll
@@ -260,13 +297,6 @@ __device__ __forceinline__ void take_head(const struct layers_call &c, const str
             a[i] *= scale * gain[lane + 32 * i];
             b[i] *= scale * gain[lane + 32 * i + HALF];
         }
-    }
-    __nv_bfloat16 *to = is_v ? sh->v : is_k ? sh->k : sh->q[j];
-    __nv_bfloat16 *page = NULL;
-    if (is_v || is_k) {
-        const uint32_t in_page = (1u << c.page_shift) - 1;
-        page = (__nv_bfloat16 *)page_of(c, k, k.pos) +
-               (size_t)((is_v << c.page_shift) + (k.pos & in_page)) * DIM;
     }
 #pragma unroll
     for (int i = 0; i < PAIRS; i++) {
@@ -340,7 +370,7 @@ __device__ __forceinline__ void attend_tile(const struct layers_call &c, const s
 }
 
 /* The warps' sums to one result, to the mail. */
-template <int DIM>
+template <int DIM, int ROWS>
 __device__ __forceinline__ void meet(const struct layers_call &c, const struct task &k,
                                      struct shared *sh, struct sums<DIM> &sum, uint64_t *mail,
                                      uint64_t *mass, uint32_t turn)
@@ -379,16 +409,16 @@ __device__ __forceinline__ void meet(const struct layers_call &c, const struct t
             b = __fmaf_rn(o.y, f, b);
         }
         const uint32_t head = k.head * c.group + query;
-        post_two(mail + ((size_t)k.row * c.splits + k.split) * c.heads * DIM + head * DIM + d,
-                 a / l, b / l, turn);
+        post_two<ROWS>(mail + ((size_t)k.row * c.splits + k.split) * c.heads * DIM + head * DIM + d,
+                       __fdividef(a, l), __fdividef(b, l), turn);
         if (d == 0)
-            post(mass + ((size_t)k.row * c.heads + head) * c.splits + k.split,
-                 __float_as_uint(top + log2f(l)), turn);
+            post<ROWS>(mass + ((size_t)k.row * c.heads + head) * c.splits + k.split,
+                       __float_as_uint(top + __log2f(l)), turn);
     }
 }
 
 /* The task's attention. */
-template <int DIM>
+template <int DIM, int ROWS>
 __device__ __forceinline__ void attend(const struct layers_call &c, const struct layers_layer &w,
                                        const struct task &k, struct shared *sh, uint64_t *mail,
                                        uint32_t turn)
@@ -407,7 +437,7 @@ __device__ __forceinline__ void attend(const struct layers_call &c, const struct
         if (first == k.begin) {
 #pragma unroll 1
             for (uint32_t j = warp; j < c.group + (last ? 2 : 0); j += WARPS)
-                take_head<DIM>(c, w, k, sh, mail + c.at.qkv, j, turn);
+                take_head<DIM, ROWS>(c, w, k, sh, mail + c.at.qkv, j, turn);
             __syncthreads();
 #pragma unroll
             for (uint32_t i = 0; i < DIM / 32; i++)
@@ -415,10 +445,11 @@ __device__ __forceinline__ void attend(const struct layers_call &c, const struct
         }
         if (base >= k.end)
             continue;
-        patch_tile<DIM>(sh, k, base, in);
+        if (base + 16 > k.pos)
+            patch_tile<DIM>(sh, k, base, in);
         attend_tile<DIM>(c, k, base, q, in, sum);
     }
-    meet<DIM>(c, k, sh, sum, mail + c.at.att, mail + c.at.mass, turn);
+    meet<DIM, ROWS>(c, k, sh, sum, mail + c.at.att, mail + c.at.mass, turn);
 }
 
 } /* namespace layers */

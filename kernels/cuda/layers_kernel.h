@@ -59,7 +59,7 @@ __device__ __forceinline__ void begin(const struct layers_call &c, struct shared
 }
 
 /* What a phase does with an output: row `row`, number i of unit `unit` of this CTA. */
-template <int PHASE>
+template <int PHASE, int ROWS>
 __device__ __forceinline__ void put(const struct layers_call &c, struct shared *sh, bool is_last,
                                     uint64_t *mail, uint32_t unit, uint32_t in_batch, uint32_t row,
                                     uint32_t i, uint32_t turn)
@@ -70,14 +70,14 @@ __device__ __forceinline__ void put(const struct layers_call &c, struct shared *
     float v = add_warps(sh, in_batch, row, i);
     if (PHASE == LAYERS_QKV) {
         if (is)
-            post(to + row * rows + at, __float_as_uint(v * scale_of(c, sh, row)), turn);
+            post<ROWS>(to + row * rows + at, __float_as_uint(v * scale_of(c, sh, row)), turn);
     } else if (PHASE == LAYERS_GATE_UP) {
         const float scale = scale_of(c, sh, row), up = add_warps(sh, in_batch, row, UNIT + i);
         v *= scale;
         v = __fdividef(v, 1 + __expf(-v)) * (up * scale);
         const float next = __shfl_down_sync(0xffu << (threadIdx.x & 24), v, 1);
         if (is && at % 2 == 0)
-            post(to + (row * rows + at) / 2, pack(v, next), turn);
+            post<ROWS>(to + (row * rows + at) / 2, pack(v, next), turn);
     } else if (is) {
         float *kept = &sh->kept[unit][row][i];
         v += *kept;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void put(const struct layers_call &c, struct shared *
         if (is_last)
             c.out[row * rows + at] = v;
         else
-            post(to + row * rows + at, __float_as_uint(v), turn);
+            post<ROWS>(to + row * rows + at, __float_as_uint(v), turn);
     }
 }
 
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(THREADS, 1)
         product<LAYERS_QKV, ROWS>(
             c, qkv, l.w[LAYERS_QKV], s, sh, x, [&] { leave_squares<ROWS>(sh, squares); },
             [&](uint32_t unit, uint32_t in_batch, uint32_t row, uint32_t i) {
-                put<LAYERS_QKV>(c, sh, false, mail, unit, in_batch, row, i, turn);
+                put<LAYERS_QKV, ROWS>(c, sh, false, mail, unit, in_batch, row, i, turn);
             });
         if (k0.is) {
             struct task k = k0;
             enter_layer(c, sh, k, layer);
-            attend<DIM>(c, l, k, sh, mail, turn);
+            attend<DIM, ROWS>(c, l, k, sh, mail, turn);
         }
         fetch_first<LAYERS_OUT>(c, sh, layer, out, s);
         call_for<LAYERS_QKV>(c, sh, ahead, qkv);
@@ -142,12 +142,12 @@ __global__ void __launch_bounds__(THREADS, 1)
         call_for_pages<DIM>(c, sh, k0, layer + 1);
 
         if (out.mine > 0)
-            stage_attention<ROWS>(c, sh, mail + c.at.att, mail + c.at.mass, x, turn);
+            stage_attention<DIM, ROWS>(c, sh, mail + c.at.att, mail + c.at.mass, x, turn);
         __syncthreads();
         product<LAYERS_OUT, ROWS>(
             c, out, l.w[LAYERS_OUT], s, sh, x, [] {},
             [&](uint32_t unit, uint32_t in_batch, uint32_t row, uint32_t i) {
-                put<LAYERS_OUT>(c, sh, false, mail, unit, in_batch, row, i, turn);
+                put<LAYERS_OUT, ROWS>(c, sh, false, mail, unit, in_batch, row, i, turn);
             });
         fetch_first<LAYERS_GATE_UP>(c, sh, layer, gate_up, s);
         call_for<LAYERS_OUT>(c, sh, ahead, out);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         product<LAYERS_GATE_UP, ROWS>(
             c, gate_up, l.w[LAYERS_GATE_UP], s, sh, x, [&] { leave_squares<ROWS>(sh, squares); },
             [&](uint32_t unit, uint32_t in_batch, uint32_t row, uint32_t i) {
-                put<LAYERS_GATE_UP>(c, sh, false, mail, unit, in_batch, row, i, turn);
+                put<LAYERS_GATE_UP, ROWS>(c, sh, false, mail, unit, in_batch, row, i, turn);
             });
         fetch_first<LAYERS_DOWN>(c, sh, layer, down, s);
         call_for<LAYERS_GATE_UP>(c, sh, ahead, gate_up);
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         product<LAYERS_DOWN, ROWS>(
             c, down, l.w[LAYERS_DOWN], s, sh, x, [] {},
             [&](uint32_t unit, uint32_t in_batch, uint32_t row, uint32_t i) {
-                put<LAYERS_DOWN>(c, sh, is_last, mail, unit, in_batch, row, i, turn);
+                put<LAYERS_DOWN, ROWS>(c, sh, is_last, mail, unit, in_batch, row, i, turn);
             });
         if (!is_last)
             fetch_first<LAYERS_QKV>(c, sh, layer + 1, qkv, s);

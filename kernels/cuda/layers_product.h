@@ -12,9 +12,10 @@ enum {
     WARPS = LAYERS_WARPS,
     THREADS = 32 * WARPS,
     UNIT = LAYERS_UNIT,
-    STEP = 32, /* inputs of a step: a lane's 16 bytes, four lanes to a row */
-    ROUND = 4, /* steps whose weights are loaded together */
-    BATCH = 2, /* units between two barriers */
+    STEP = 32,            /* inputs of a step: a lane's 16 bytes, four lanes to a row */
+    ROUND = 3,            /* steps whose weights are loaded together */
+    BATCH = 2,            /* units between two barriers */
+    MOST_POLLS = 1 << 24, /* of a word: ten seconds of trips to L2 */
 };
 
 struct shared {
@@ -31,40 +32,99 @@ struct shared {
     __align__(16) float o[WARPS][8][128 + 4];
 };
 
-/* ---- mail ---- */
+/* ---- mail ----
+ *
+ * A word is one access of 64 bits, and polls are counted: that a word never comes would be a fault of ours, and a
+ * failed step is better than a device that hangs. But for one row, where both cost 4 % of a step behind 64 tokens and
+ * 13 % behind 2,000 (H200; why is not known): pairs of 32 bits, which the machine moves as one all the same. That all
+ * CTAs run at the same time is the launch's promise. */
 
+template <int ROWS>
 __device__ __forceinline__ void post(uint64_t *to, uint32_t value, uint32_t turn)
 {
-    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(value), "r"(turn)
-                 : "memory");
+    if (ROWS == 1)
+        asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(value), "r"(turn)
+                     : "memory");
+    else
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to),
+                     "l"(value | (uint64_t)turn << 32)
+                     : "memory");
 }
 
+template <int ROWS>
 __device__ __forceinline__ void post_two(uint64_t *to, float a, float b, uint32_t turn)
 {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to),
-                 "r"(__float_as_uint(a)), "r"(turn), "r"(__float_as_uint(b)), "r"(turn)
-                 : "memory");
+    const uint32_t x = __float_as_uint(a), y = __float_as_uint(b);
+    if (ROWS == 1)
+        asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x),
+                     "r"(turn), "r"(y), "r"(turn)
+                     : "memory");
+    else
+        asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1,%2};" ::"l"(to),
+                     "l"(x | (uint64_t)turn << 32), "l"(y | (uint64_t)turn << 32)
+                     : "memory");
 }
 
-__device__ __forceinline__ bool look(const uint64_t *from, uint32_t turn, uint32_t *value)
+/* Looking: all words of a round are asked for before the first is looked at, or each would cost a trip of its
+ * own. So nothing is asked for conditionally: who needs less asks for the same word again. */
+template <int ROWS> __device__ __forceinline__ uint2 ask(const uint64_t *from)
 {
-    uint32_t was;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
-                 : "=r"(*value), "=r"(was)
-                 : "l"(from)
-                 : "memory");
-    return was == turn;
+    if constexpr (ROWS == 1) {
+        uint2 v;
+        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
+                     : "=r"(v.x), "=r"(v.y)
+                     : "l"(from)
+                     : "memory");
+        return v;
+    } else {
+        uint64_t v;
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(from) : "memory");
+        return make_uint2((uint32_t)v, (uint32_t)(v >> 32));
+    }
 }
 
-/* Two words, at a multiple of 16 bytes. */
-__device__ __forceinline__ bool look_two(const uint64_t *from, uint32_t turn, uint2 *value)
+/* Two words, at a multiple of 16 bytes: values in x and z. */
+template <int ROWS> __device__ __forceinline__ uint4 ask_two(const uint64_t *from)
 {
-    uint32_t was[2];
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(value->x), "=r"(was[0]), "=r"(value->y), "=r"(was[1])
-                 : "l"(from)
-                 : "memory");
-    return was[0] == turn && was[1] == turn;
+    if constexpr (ROWS == 1) {
+        uint4 v;
+        asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(from)
+                     : "memory");
+        return v;
+    } else {
+        uint64_t a, b;
+        asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];"
+                     : "=l"(a), "=l"(b)
+                     : "l"(from)
+                     : "memory");
+        return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
+    }
+}
+
+/* A poll was too early. */
+template <int ROWS> __device__ __forceinline__ void poll_again(uint32_t *polls)
+{
+    if (ROWS > 1 && ++*polls == MOST_POLLS)
+        __trap();
+}
+
+template <int ROWS, int N>
+__device__ __forceinline__ void take_twos(const uint64_t *const from[N], uint32_t turn, uint4 v[N])
+{
+    bool late;
+    for (uint32_t polls = 0;; poll_again<ROWS>(&polls)) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v[i] = ask_two<ROWS>(from[i]);
+        late = false;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            late |= (v[i].y ^ turn) | (v[i].w ^ turn);
+        if (!late)
+            break;
+    }
 }
 
 /* ---- weights ---- */
@@ -93,12 +153,16 @@ struct stream {
     uint4 w[2][ROUND][2];
 };
 
-__device__ __forceinline__ uint4 load_weights(const __nv_bfloat16 *p)
+/* Zeros if not. */
+__device__ __forceinline__ uint4 load_weights(const __nv_bfloat16 *p, bool is)
 {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "setp.ne.u32 p, %5, 0;\n\t"
+                 "mov.u32 %0, 0;\n\tmov.u32 %1, 0;\n\tmov.u32 %2, 0;\n\tmov.u32 %3, 0;\n\t"
+                 "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];\n\t}"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+                 : "l"(p), "r"((uint32_t)is));
     return v;
 }
 
@@ -113,11 +177,10 @@ __device__ __forceinline__ void fetch(const struct layers_call &c, const __nv_bf
     const __nv_bfloat16 *from = w + (t.at + unit * c.phases[PHASE].skip + round * (ROUND * STEP));
 #pragma unroll
     for (uint32_t u = 0; u < ROUND; u++) {
-        if (round * ROUND + u >= t.steps)
-            continue;
-        s.w[TURN][u][0] = load_weights(from + u * STEP);
+        const bool is = round * ROUND + u < t.steps;
+        s.w[TURN][u][0] = load_weights(from + u * STEP, is);
         if (PHASE == LAYERS_GATE_UP)
-            s.w[TURN][u][1] = load_weights(from + c.phases[PHASE].up + u * STEP);
+            s.w[TURN][u][1] = load_weights(from + c.phases[PHASE].up + u * STEP, is);
     }
 }
 
@@ -208,13 +271,12 @@ __device__ __forceinline__ void run_round(const struct part &t, const struct str
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, unit = at->unit;
     const uint32_t first = at->round * ROUND;
 #pragma unroll
-    for (uint32_t u = 0; u < ROUND; u++) {
-        if (first + u >= t.steps)
-            continue;
-        uint4 b = make_uint4(0, 0, 0, 0);
-        const uint4 lo = s.w[TURN][u][0], hi = PHASE == LAYERS_GATE_UP ? s.w[TURN][u][1] : b;
-        if (lane / 4 < ROWS)
-            b = *(const uint4 *)(x + (first + u) * STEP);
+    for (uint32_t u = 0; u < ROUND; u++) { /* weights beyond the slice are zeros */
+        const uint4 none = make_uint4(0, 0, 0, 0);
+        const uint4 b = lane / 4 < ROWS
+                            ? *(const uint4 *)(x + (first + u < t.steps ? first + u : 0) * STEP)
+                            : none;
+        const uint4 lo = s.w[TURN][u][0], hi = PHASE == LAYERS_GATE_UP ? s.w[TURN][u][1] : none;
         tensor(sum[0], lo.x, hi.x, lo.y, hi.y, b.x, b.y);
         tensor(sum[1], lo.z, hi.z, lo.w, hi.w, b.z, b.w);
     }
@@ -290,47 +352,47 @@ __device__ __forceinline__ void stage_stream(const struct layers_call &c, const 
                                              const uint64_t *mail, const float *gain,
                                              __nv_bfloat16 *x, uint32_t turn, float squares[ROWS])
 {
-    enum { CHUNK = 64, AT_ONCE = ROWS > 4 ? 1 : 2, SKIP = CHUNK * WARPS };
+    enum { AT_ONCE = 2, N = AT_ONCE * ROWS, SKIP = 2 * THREADS };
     const uint32_t pitch = c.hidden_steps * STEP, stride = staged_stride(c.hidden_steps);
 #pragma unroll
     for (uint32_t row = 0; row < ROWS; row++)
         squares[row] = 0;
 #pragma unroll 1
     for (uint32_t k = threadIdx.x * 2; k < pitch; k += AT_ONCE * SKIP) {
-        uint2 v[AT_ONCE][ROWS];
+        const uint64_t *from[N];
+        uint4 v[N];
         float2 g[AT_ONCE];
+#pragma unroll
+        for (uint32_t j = 0; j < N; j++) {
+            const uint32_t row = min(j % ROWS, c.n_rows - 1), at = k + j / ROWS * SKIP;
+            from[j] = mail + row * c.hidden + (at < c.hidden ? at : 0);
+        }
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++)
             g[i] = k + i * SKIP < c.hidden ? *(const float2 *)(gain + k + i * SKIP)
                                            : make_float2(0, 0);
-        bool all;
-        do {
-            all = true;
+        if (mail != NULL) {
+            take_twos<ROWS, N>(from, turn, v);
+        } else {
 #pragma unroll
-            for (uint32_t j = 0; j < AT_ONCE * ROWS; j++) {
-                const uint32_t row = j % ROWS, at = k + j / ROWS * SKIP;
-                uint2 *to = &v[j / ROWS][row];
-                *to = make_uint2(0, 0);
-                if (row >= c.n_rows || at >= c.hidden)
-                    continue;
-                if (mail != NULL) {
-                    all &= look_two(mail + (size_t)row * c.hidden + at, turn, to);
-                } else {
-                    const uint32_t two =
-                        *(const uint32_t *)(c.embedding + (size_t)sh->token[row] * pitch + at);
-                    *to = make_uint2(two << 16, two & 0xffff0000u);
-                }
+            for (uint32_t j = 0; j < N; j++) {
+                const uint32_t row = min(j % ROWS, c.n_rows - 1), at = k + j / ROWS * SKIP;
+                const uint32_t two =
+                    *(const uint32_t *)(c.embedding + sh->token[row] * (size_t)pitch +
+                                        (at < c.hidden ? at : 0));
+                v[j].x = two << 16;
+                v[j].z = two & 0xffff0000u;
             }
-        } while (!all);
+        }
 #pragma unroll
-        for (uint32_t j = 0; j < AT_ONCE * ROWS; j++) {
+        for (uint32_t j = 0; j < N; j++) {
             const uint32_t row = j % ROWS, at = k + j / ROWS * SKIP;
-            const float a = __uint_as_float(v[j / ROWS][row].x),
-                        b = __uint_as_float(v[j / ROWS][row].y);
+            const float a = __uint_as_float(v[j].x), b = __uint_as_float(v[j].z);
             const float2 of = g[j / ROWS];
-            squares[row] += a * a + b * b;
+            if (at < c.hidden)
+                squares[row] += a * a + b * b;
             if (at < pitch)
-                *(uint32_t *)(x + row * stride + at) = pack(a * of.x, b * of.y);
+                *(uint32_t *)(x + row * stride + at) = at < c.hidden ? pack(a * of.x, b * of.y) : 0;
         }
     }
 }
@@ -365,26 +427,25 @@ template <int ROWS>
 __device__ __forceinline__ void stage_ff(const struct layers_call &c, const uint64_t *mail,
                                          __nv_bfloat16 *x, uint32_t turn)
 {
-    enum { AT_ONCE = ROWS > 4 ? 1 : 2, SKIP = 4 * THREADS };
+    enum { AT_ONCE = 2, N = AT_ONCE * ROWS, SKIP = 4 * THREADS };
     const uint32_t pitch = c.ff_steps * STEP, stride = staged_stride(c.ff_steps);
 #pragma unroll 1
     for (uint32_t k = threadIdx.x * 4; k < pitch; k += AT_ONCE * SKIP) {
-        uint2 v[AT_ONCE * ROWS];
-        bool all;
-        do {
-            all = true;
+        const uint64_t *from[N];
+        uint4 v[N];
 #pragma unroll
-            for (uint32_t j = 0; j < AT_ONCE * ROWS; j++) {
-                const uint32_t row = j % ROWS, at = k + j / ROWS * SKIP;
-                v[j] = make_uint2(0, 0);
-                if (row < c.n_rows && at < c.ff)
-                    all &= look_two(mail + ((size_t)row * c.ff + at) / 2, turn, &v[j]);
-            }
-        } while (!all);
+        for (uint32_t j = 0; j < N; j++) {
+            const uint32_t row = min(j % ROWS, c.n_rows - 1), at = k + j / ROWS * SKIP;
+            from[j] = mail + (row * c.ff + (at < c.ff ? at : 0)) / 2;
+        }
+        take_twos<ROWS, N>(from, turn, v);
 #pragma unroll
-        for (uint32_t j = 0; j < AT_ONCE * ROWS; j++)
-            if (k + j / ROWS * SKIP < pitch)
-                *(uint2 *)(x + j % ROWS * stride + k + j / ROWS * SKIP) = v[j];
+        for (uint32_t j = 0; j < N; j++) {
+            const uint32_t at = k + j / ROWS * SKIP;
+            if (at < pitch)
+                *(uint2 *)(x + j % ROWS * stride + at) =
+                    at < c.ff ? make_uint2(v[j].x, v[j].z) : make_uint2(0, 0);
+        }
     }
 }
 

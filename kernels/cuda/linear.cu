@@ -4,6 +4,7 @@
  * depend on nothing but the row and the weight. More rows are gathered, normalised and rounded to bf16 into scratch, then
  * multiplied with float sums (gemm.cu). Gate and up are rounded to bf16 on their way to SWIGLU; its result, where
  * a linear is all that reads it, is bf16 as well and needs no preparation there. */
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/prefill.h"
 
@@ -168,31 +169,17 @@ struct wide_call {
     bool pair;
 };
 
-/* A kernel of ours may be launched before the one before it ends. */
-static cudaLaunchConfig_t launch_config(struct cuda_backend *b, dim3 grid,
-                                        cudaLaunchAttribute *attr)
-{
-    attr->id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attr->val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t c = {};
-    c.gridDim = grid;
-    c.blockDim = dim3(PREPARE_THREADS);
-    c.stream = b->stream;
-    c.attrs = attr;
-    c.numAttrs = b->overlaps;
-    return c;
-}
-
 static void run_wide(struct cuda_backend *b, const void *params)
 {
     const struct wide_call *c = (const struct wide_call *)params;
     const struct gemm_call *g = &c->gemm;
-    cudaLaunchAttribute attr;
+    struct cuda_launch how;
     if (c->in != NULL) {
-        cudaLaunchConfig_t how = launch_config(b, dim3(g->shape.n), &attr);
+        cuda_launch_early(b, &how, dim3(g->shape.n), PREPARE_THREADS, 0);
         (void)cuda_ok(b,
-                      cudaLaunchKernelEx(&how, prepare_kernel, c->in, c->rows, c->first, c->gain,
-                                         c->eps, c->cols, g->shape.pitch, (__nv_bfloat16 *)g->x),
+                      cudaLaunchKernelEx(&how.config, prepare_kernel, c->in, c->rows, c->first,
+                                         c->gain, c->eps, c->cols, g->shape.pitch,
+                                         (__nv_bfloat16 *)g->x),
                       "linear: prepare");
     }
     if (!cuda_gemm_run(b, g))
@@ -201,10 +188,10 @@ static void run_wide(struct cuda_backend *b, const void *params)
         return;
     uint32_t half = g->shape.w_rows / 2, width = half % 8 == 0 ? 8 : 1;
     uint32_t columns = width * PREPARE_THREADS;
-    cudaLaunchConfig_t how =
-        launch_config(b, dim3((half + columns - 1) / columns, g->shape.n), &attr);
+    cuda_launch_early(b, &how, dim3((half + columns - 1) / columns, g->shape.n), PREPARE_THREADS,
+                      0);
     (void)cuda_ok(b,
-                  cudaLaunchKernelEx(&how, width == 8 ? swiglu_kernel<8> : swiglu_kernel<1>,
+                  cudaLaunchKernelEx(&how.config, width == 8 ? swiglu_kernel<8> : swiglu_kernel<1>,
                                      (const __nv_bfloat16 *)g->out, half, c->out, c->half_out),
                   "linear: swiglu");
 }
@@ -219,11 +206,11 @@ struct rest_call {
 static void run_rest(struct cuda_backend *b, const void *params)
 {
     const struct rest_call *c = (const struct rest_call *)params;
-    cudaLaunchAttribute attr;
-    cudaLaunchConfig_t how = launch_config(b, dim3(c->n), &attr);
+    struct cuda_launch how;
+    cuda_launch_early(b, &how, dim3(c->n), PREPARE_THREADS, 0);
     (void)cuda_ok(b,
-                  cudaLaunchKernelEx(&how, prepare_kernel, c->in, (const uint32_t *)NULL, c->first,
-                                     (const float *)NULL, 0.0f, c->cols, c->cols,
+                  cudaLaunchKernelEx(&how.config, prepare_kernel, c->in, (const uint32_t *)NULL,
+                                     c->first, (const float *)NULL, 0.0f, c->cols, c->cols,
                                      c->out + (size_t)c->first * c->cols),
                   "linear: prepare");
 }

@@ -403,8 +403,8 @@ static void run_resolve(struct cuda_backend *b, const void *params)
     const struct resolve_call *c = (const struct resolve_call *)params;
     struct cuda_launch l;
     size_t shared = AGE_BYTES + (c->lists == NULL ? 8 * (size_t)c->page_cap : 0);
-    resolve_config(b, &l, dim3(c->kv_heads, c->n_rows), THREADS,
-                   c->gather.jobs != NULL ? shared : 0);
+    cuda_launch_early(b, &l, dim3(c->kv_heads, c->n_rows), THREADS,
+                      c->gather.jobs != NULL ? shared : 0);
     if (cuda_ok(b, cudaLaunchKernelEx(&l.config, resolve_kernel, *c), "resolve") &&
         c->gather.jobs != NULL)
         gather_launch(b, &c->gather);

@@ -3,7 +3,7 @@
 #ifndef KERNELS_CUDA_RESOLVE_H
 #define KERNELS_CUDA_RESOLVE_H
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.h"
 
 /* The copies of one layer. Jobs are appended by a kernel and copied by the next. */
 struct gather_call {
@@ -18,25 +18,7 @@ struct gather_call {
 /* Queues the kernel on b->stream: a part of a command. */
 void gather_launch(struct cuda_backend *b, const struct gather_call *c);
 
-/* In a command: a kernel that begins with resolve_wait() and may be launched while the one before it ends. */
-struct cuda_launch {
-    cudaLaunchConfig_t config;
-    cudaLaunchAttribute early;
-};
-static inline void resolve_config(struct cuda_backend *b, struct cuda_launch *l, dim3 grid,
-                                  uint32_t threads, size_t shared)
-{
-    *l = (struct cuda_launch){};
-    l->config.gridDim = grid;
-    l->config.blockDim = dim3(threads);
-    l->config.dynamicSmemBytes = shared;
-    l->config.stream = b->stream;
-    l->config.attrs = &l->early;
-    l->early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    l->early.val.programmaticStreamSerializationAllowed = 1;
-    l->config.numAttrs = b->overlaps ? 1 : 0;
-}
-
+/* Kernels that begin with resolve_wait() are launched early. */
 #ifdef __CUDACC__
 static __device__ inline void resolve_wait(void)
 {

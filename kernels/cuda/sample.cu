@@ -171,9 +171,9 @@ __global__ static void __launch_bounds__(PEAK_THREADS) peaks_kernel(struct sampl
 static void run_peaks(struct cuda_backend *b, const void *params)
 {
     const struct sample_call *c = (const struct sample_call *)params;
-    cudaLaunchAttribute early = {};
-    cudaLaunchConfig_t how = sample_config(b, dim3(SAMPLE_PARTS, c->n_rows), PEAK_THREADS, &early);
-    cuda_ok(b, cudaLaunchKernelEx(&how, peaks_kernel, *c), "sample: greatest logits");
+    struct cuda_launch how;
+    cuda_launch_early(b, &how, dim3(SAMPLE_PARTS, c->n_rows), PEAK_THREADS, 0);
+    cuda_ok(b, cudaLaunchKernelEx(&how.config, peaks_kernel, *c), "sample: greatest logits");
 }
 
 static void run_draw(struct cuda_backend *b, const void *params)

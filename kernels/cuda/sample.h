@@ -2,7 +2,7 @@
 #ifndef KERNELS_CUDA_SAMPLE_H
 #define KERNELS_CUDA_SAMPLE_H
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.h"
 
 enum {
     SAMPLE_THREADS = 1024, /* of a block, which has a row */
@@ -71,20 +71,6 @@ __device__ static inline void sample_wait(void)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-static inline cudaLaunchConfig_t sample_config(const struct cuda_backend *b, dim3 grid,
-                                               uint32_t threads, cudaLaunchAttribute *early)
-{
-    early->id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early->val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t how = {};
-    how.gridDim = grid;
-    how.blockDim = dim3(threads);
-    how.stream = b->stream;
-    how.attrs = early;
-    how.numAttrs = b->overlaps ? 1 : 0;
-    return how;
 }
 
 /* Does the row need ids? */

@@ -544,7 +544,7 @@ bool sample_needs_ids(const struct draw_row *r, uint32_t vocab)
 
 void sample_launch(struct cuda_backend *b, const struct sample_call *c)
 {
-    cudaLaunchAttribute early = {};
-    cudaLaunchConfig_t how = sample_config(b, dim3(c->n_rows), SAMPLE_THREADS, &early);
-    cuda_ok(b, cudaLaunchKernelEx(&how, draw_kernel, *c), "sample");
+    struct cuda_launch how;
+    cuda_launch_early(b, &how, dim3(c->n_rows), SAMPLE_THREADS, 0);
+    cuda_ok(b, cudaLaunchKernelEx(&how.config, draw_kernel, *c), "sample");
 }

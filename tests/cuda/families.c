@@ -12,6 +12,8 @@
 enum { TOKENS = 1100, VOCAB = 301, SEQS = 3 };
 
 static struct backend *cpu, *gpu;
+static const struct backend_ops *gpu_ops; /* but for layers: counted here */
+static uint32_t n_layers_steps;
 static char path[] = "/tmp/spind-families-XXXXXX";
 
 static void describe(const char *class, const char *more)
@@ -49,6 +51,13 @@ static void close_side(struct side *s)
     mem_free(s->logits);
 }
 
+static bool count_layers(struct backend *be, const struct layers_args *a)
+{
+    bool takes = gpu_ops->layers(be, a);
+    n_layers_steps += takes;
+    return takes;
+}
+
 /* Some rows at once, as a prompt, or one by one, as decoding does. */
 static void run(struct side *s, const uint32_t *tokens, uint32_t piece)
 {
@@ -64,20 +73,20 @@ static void run(struct side *s, const uint32_t *tokens, uint32_t piece)
 
 /* The same tokens in several sequences, a row of each in a step; logits: of the first, and not a number where another
  * differs. */
-static void run_beside(struct side *s, const uint32_t *tokens)
+static void run_beside(struct side *s, const uint32_t *tokens, uint32_t n)
 {
-    float *all = mem_alloc((size_t)SEQS * VOCAB * sizeof *all);
+    float *all = mem_alloc((size_t)n * VOCAB * sizeof *all);
     for (uint32_t pos = 0; pos < TOKENS; pos++) {
         struct rig_part parts[SEQS];
-        for (uint32_t i = 0; i < SEQS; i++)
+        for (uint32_t i = 0; i < n; i++)
             parts[i] =
                 (struct rig_part){.seq = i, .first_pos = pos, .n = 1, .tokens = tokens + pos};
-        const float *logits = rig_step(&s->r, parts, SEQS, NULL, 0);
-        s->be->ops->copy(s->be, all, logits, (size_t)SEQS * VOCAB * sizeof *all);
+        const float *logits = rig_step(&s->r, parts, n, NULL, 0);
+        s->be->ops->copy(s->be, all, logits, (size_t)n * VOCAB * sizeof *all);
         rig_must(s->be->ops->sync(s->be));
         float *to = s->logits + (size_t)pos * VOCAB;
         memcpy(to, all, VOCAB * sizeof *to);
-        for (uint32_t i = 1; i < SEQS; i++)
+        for (uint32_t i = 1; i < n; i++)
             if (memcmp(all + (size_t)i * VOCAB, all, VOCAB * sizeof *to) != 0)
                 to[0] = NAN;
     }
@@ -133,14 +142,21 @@ static void compare(const struct family *f, double limit)
     run(&a, tokens, TOKENS);
     run(&b, tokens, TOKENS);
     double all = distance(&a, &b);
+    n_layers_steps = 0;
     run(&b, tokens, 1);
     double one = distance(&a, &b);
-    run_beside(&b, tokens);
+    run_beside(&b, tokens, 2);
+    double two = distance(&a, &b);
+    run_beside(&b, tokens, SEQS);
     double beside = distance(&a, &b);
+    if (gpu_ops->layers != NULL && getenv("SPIND_CUDA_NO_LAYERS") == NULL)
+        is_int(n_layers_steps, rig_kept == KV_BF16 ? 3 * TOKENS : 0,
+               "steps of few rows are one kernel each, but for pages of fp8");
     ok(all < limit && one < limit, "%s: the logits are the CPU's (%.1e apart, one by one %.1e)",
        name, all, one);
-    ok(beside < limit, "%s: so are those of %d sequences side by side (%.1e), which do not differ",
-       name, SEQS, beside);
+    ok(two < limit && beside < limit,
+       "%s: so are those of 2 and %d sequences side by side (%.1e, %.1e), which do not differ",
+       name, SEQS, two, beside);
     close_side(&a);
     close_side(&b);
 }
@@ -201,6 +217,10 @@ int main(void)
     log_set_level(LOG_ERROR);
     rig_must(cpu_backend_open(&cpu, &usual));
     rig_must(spind_cuda_open(&gpu, 0));
+    struct backend_ops counted = *gpu->ops;
+    gpu_ops = gpu->ops;
+    counted.layers = gpu_ops->layers != NULL ? count_layers : NULL;
+    gpu->ops = &counted;
     made_up_numbers_are_the_same();
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         compare(&families[i], 2e-2);
@@ -209,6 +229,7 @@ int main(void)
     for (size_t i = 0; i < ARRAY_LEN(families); i++)
         compare(&families[i], 6e-2);
     unlink(path);
+    gpu->ops = gpu_ops;
     gpu->ops->close(gpu);
     cpu->ops->close(cpu);
     return tap_done();
