@@ -13,7 +13,8 @@ namespace
 enum {
     BASIS_THREADS = 256,
     BASIS_WARPS = BASIS_THREADS / 32,
-    BASIS_ROUNDS = 16, /* as on the CPU */
+    BASIS_ROUNDS = 16, /* as on the CPU; ... */
+    EXACT_ROUNDS = 2,  /* ... behind which directions are orthogonal to the last bits */
     BASIS_ROWS = 32,   /* of the covariance, in shared memory at a time */
     BASIS_SHARED_DIM = 128,
     BLOCK = 64, /* channels of a block of the covariance: 4 x 4 per thread */
@@ -148,12 +149,12 @@ __device__ inline float dot(const float *a, const float *b, uint32_t dim)
     return seal_warp_sum(sum);
 }
 
-/* Takes from q[d] what lies in q[0 .. d - 1], twice, as once leaves rounding errors. */
-__device__ void project_out(const struct basis *s, uint32_t d)
+/* Takes from q[d] what lies in q[0 .. d - 1]; once leaves rounding errors. */
+__device__ void project_out(const struct basis *s, uint32_t d, uint32_t passes)
 {
     const uint32_t dim = s->dim;
     float *x = s->q + (size_t)d * dim;
-    for (uint32_t pass = 0; pass < 2 && d > 0; pass++) {
+    for (uint32_t pass = 0; pass < passes && d > 0; pass++) {
         for (uint32_t i = threadIdx.x / 32; i < d; i += BASIS_WARPS) {
             float p = dot(x, s->q + (size_t)i * dim, dim);
             if (threadIdx.x % 32 == 0)
@@ -172,20 +173,20 @@ __device__ void project_out(const struct basis *s, uint32_t d)
 
 /* Gram-Schmidt, in order. Where nothing is left, the first channel that adds enough of a direction: one of
  * dim - d others must. */
-__device__ void orthonormalise(const struct basis *s)
+__device__ void orthonormalise(const struct basis *s, uint32_t passes)
 {
     const uint32_t dim = s->dim;
     for (uint32_t d = 0; d < s->dirs; d++) {
         float *x = s->q + (size_t)d * dim, before = dot(x, x, dim), left;
         __syncthreads();
-        project_out(s, d);
+        project_out(s, d, passes);
         left = dot(x, x, dim);
         for (uint32_t c = 0; c < dim && !(left > 1e-8f * before && left > 1e-30f); c++) {
             __syncthreads();
             for (uint32_t i = threadIdx.x; i < dim; i += BASIS_THREADS)
                 x[i] = i == c;
             __syncthreads();
-            project_out(s, d);
+            project_out(s, d, 2);
             left = dot(x, x, dim);
             before = 0;
             if (left < 0.5f * (float)(dim - d) / (float)dim)
@@ -271,7 +272,8 @@ __global__ void __launch_bounds__(BASIS_THREADS)
         for (uint32_t k = threadIdx.x; k < s.dirs * c.dim; k += BASIS_THREADS)
             s.q[k] = s.image[k];
         __syncthreads();
-        orthonormalise(&s);
+        /* Behind all but the last ones another product turns all of them anyway. */
+        orthonormalise(&s, i + EXACT_ROUNDS < BASIS_ROUNDS ? 1 : 2);
     }
     multiply(&s, s.q, s.image);
     for (uint32_t d = threadIdx.x / 32; d < s.dirs; d += BASIS_WARPS) {
