@@ -2,10 +2,11 @@
  *
  * The shape of Llama-3.1-8B (32 heads, 8 KV heads, head_dim 128). A prompt of n positions goes in chunks
  * of 8192 rows, each after what lies before it; TFLOP/s count the products that causality leaves. cuDNN
- * contiguous with exact lengths in one call is the bar. Every variant's result is compared with a plain
+ * contiguous with a plan of the exact shape is the bar. Every variant's result is compared with a plain
  * kernel's on some rows first. Then the
- * operation, own kernel against cuDNN's, by rows: from how many on is cuDNN faster? Usage: bench_prefill
- * [longest [shortest [number of a variant]]] */
+ * operation, own kernel against cuDNN's, by rows: from how many on is cuDNN faster? "layer": as in a model's layer,
+ * where append leaves q as bf16. Usage: bench_prefill [longest [shortest [number of a variant; more: the
+ * operation]]] */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/prefill.h"
@@ -19,7 +20,7 @@
 #include <vector>
 
 enum { HEADS = 32, KV_HEADS = 8, GROUP = HEADS / KV_HEADS, DIM = 128, CHUNK = 8192, REPEATS = 5 };
-enum { CHECKED = 16 };
+enum { CHECKED = 16, VARIANTS = 8 };
 extern "C" const struct cuda_api spind_cuda_api;
 
 static struct cuda_backend *b;
@@ -146,6 +147,14 @@ static struct cudnn_shape contiguous(uint32_t rows, uint32_t positions)
     return s;
 }
 
+/* Lengths are the plan's, not in device memory. */
+static struct cudnn_shape exact(uint32_t rows, uint32_t positions)
+{
+    struct cudnn_shape s = contiguous(rows, positions);
+    s.exact = true;
+    return s;
+}
+
 /* As it would be if each head's K lay together. */
 static struct cudnn_shape by_head(uint32_t rows, uint32_t positions)
 {
@@ -173,7 +182,8 @@ static struct {
     __nv_bfloat16 *q, *o;
     uint8_t *kv, *workspace;
     int32_t *lengths, *pages;
-    float *floats, *results; /* of the operation */
+    float *floats, *results, *angles; /* of the operation */
+    size_t n_floats;
     float *scores, *worst, *lse;
     uint32_t *rows, longest;
     size_t workspace_bytes;
@@ -286,8 +296,9 @@ static void measure(const struct variant *v, uint32_t n)
     cudnn_plan_destroy(p);
 }
 
-/* The operation itself, with pages of R, on `rows` rows behind n - rows. */
-static void measure_attend(uint32_t R, uint32_t rows, uint32_t n, uint32_t least, const char *name)
+/* The operation itself, with pages of R, on `rows` rows behind n - rows; layer: append came before, and has left q as
+ * it is wanted. The device is busy before, so that nothing of the host's is measured. */
+static double time_attend(uint32_t R, uint32_t rows, uint32_t n, bool layer)
 {
     const uint32_t blocks = n / R;
     struct kv_geometry geo = {};
@@ -303,11 +314,19 @@ static void measure_attend(uint32_t R, uint32_t rows, uint32_t n, uint32_t least
     kv.hbm[0] = m.kv;
     std::vector<block_id> table(blocks);
     for (uint32_t i = 0; i < blocks; i++)
-        table[i] = i * 2654435761u % blocks;
+        table[i] = (uint32_t)((uint64_t)i * 2654435761u % blocks);
     struct batch_seq q = {};
     q.n_rows = rows;
     q.first_pos = n - rows;
     q.blocks[0] = table.data();
+    struct append_args before = {};
+    before.kv = &kv;
+    before.heads = HEADS;
+    before.seqs = &q;
+    before.n_seqs = 1;
+    before.rope_cos = before.rope_sin = m.angles;
+    before.qkv = m.floats;
+    before.to_attend = true;
     struct attend_args a = {};
     a.kv = &kv;
     a.heads = HEADS;
@@ -316,12 +335,16 @@ static void measure_attend(uint32_t R, uint32_t rows, uint32_t n, uint32_t least
     a.scale = 0.0883883476f;
     a.qkv = m.floats;
     a.out = m.results;
-    cuda_prefill_least(b, least);
     std::vector<float> ms(REPEATS);
     cudaEvent_t begin, end;
     cudaEventCreate(&begin);
     cudaEventCreate(&end);
     for (int i = -2; i < REPEATS; i++) {
+        for (int busy = 0; busy < 4; busy++)
+            fill_floats<<<1024, 256, 0, b->stream>>>(m.floats, m.n_floats);
+        if (layer)
+            b->base.ops->append(&b->base, &before);
+        cuda_flush(b);
         cudaEventRecord(begin, b->stream);
         b->base.ops->attend(&b->base, &a);
         cuda_flush(b);
@@ -330,17 +353,38 @@ static void measure_attend(uint32_t R, uint32_t rows, uint32_t n, uint32_t least
         if (i >= 0)
             cudaEventElapsedTime(&ms[(size_t)i], begin, end);
     }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
     std::sort(ms.begin(), ms.end());
-    double keys = (double)n * (n + 1) / 2 - (double)(n - rows) * (n - rows + 1) / 2;
-    printf("%s R %2u  %5u rows of %6u  %8.3f ms %6.1f TFLOP/s\n", name, R, rows, n,
-           (double)ms[REPEATS / 2], 4.0 * HEADS * DIM * keys / ms[REPEATS / 2] * 1e-9);
+    return (double)ms[REPEATS / 2];
+}
+
+static void measure_attend(uint32_t R, uint32_t rows, uint32_t n, uint32_t least, bool layer,
+                           const char *name)
+{
+    cuda_prefill_least(b, least);
+    const double ms = time_attend(R, rows, n, layer);
+    const double keys = (double)n * (n + 1) / 2 - (double)(n - rows) * (double)(n - rows + 1) / 2;
+    printf("%s R %2u  %5u rows of %6u  %8.3f ms %6.1f TFLOP/s\n", name, R, rows, n, ms,
+           4.0 * HEADS * DIM * keys / ms * 1e-9);
     fflush(stdout);
     if (least == 1 && rows >= 640) {
         char shape[48];
-        snprintf(shape, sizeof shape, "R%u/%uof%u", R, rows, n);
-        kbench_flops("prefill", shape, ms[REPEATS / 2] * 1e3, 4.0 * HEADS * DIM * keys,
-                     KBENCH_CUDNN_TFLOPS);
+        snprintf(shape, sizeof shape, "R%u/%uof%u%s", R, rows, n, layer ? "/layer" : "");
+        kbench_flops("prefill", shape, ms * 1e3, 4.0 * HEADS * DIM * keys, KBENCH_CUDNN_TFLOPS);
     }
+}
+
+/* A prompt of n positions by chunks, to compare with "exact, one call". */
+static void measure_prompt(uint32_t R, uint32_t n)
+{
+    double ms = 0;
+    cuda_prefill_least(b, 1);
+    for (uint32_t at = 0; at < n; at += CHUNK)
+        ms += time_attend(R, std::min(n - at, (uint32_t)CHUNK), std::min(n, at + CHUNK), true);
+    printf("layer R %2u  a prompt of %6u  %8.3f ms %6.1f TFLOP/s\n", R, n, ms,
+           2.0 * HEADS * DIM * (double)n * ((double)n + 1) / ms * 1e-9);
+    fflush(stdout);
 }
 
 static void wait_for_plans(void)
@@ -348,25 +392,33 @@ static void wait_for_plans(void)
     bool bad;
     cuda_prefill_least(b, 1);
     for (int i = 0; i < 100 && b->base.ops->news(&b->base, &bad) == NULL; i++) {
-        measure_attend(16, 512, 2048, 1, "first");
+        measure_attend(16, 512, 2048, 1, false, "first");
         const struct timespec t = {0, 100000000};
         nanosleep(&t, NULL);
     }
 }
 
-static void measure_operation(void)
+static void open_operation(void)
 {
-    size_t row = (size_t)(HEADS + 2 * KV_HEADS) * DIM * 4;
+    const size_t row = (size_t)(HEADS + 2 * KV_HEADS) * DIM * 4;
+    m.n_floats = CHUNK * row / 4;
     m.floats = (float *)memory(CHUNK * row, 11);
     m.results = (float *)memory((size_t)CHUNK * HEADS * DIM * 4, 12);
-    fill_floats<<<1024, 256>>>(m.floats, CHUNK * row / 4);
+    m.angles = (float *)memory((size_t)m.longest * DIM * 2, 13);
+    fill_floats<<<1024, 256>>>(m.floats, m.n_floats);
     wait_for_plans();
+}
+
+static void measure_operation(void)
+{
     for (uint32_t n = 2048; n <= m.longest; n *= n == 2048 || n == 8192 ? 4 : 2)
         for (uint32_t rows = 512; rows <= std::min(n, (uint32_t)CHUNK); rows *= 2) {
-            measure_attend(16, rows, n, ~0u, "own  ");
-            measure_attend(16, rows, n, 1, "cuDNN");
+            measure_attend(16, rows, n, ~0u, false, "own  ");
+            measure_attend(16, rows, n, 1, false, "cuDNN");
             if (rows >= 2048)
-                measure_attend(8, rows, n, 1, "cuDNN");
+                measure_attend(8, rows, n, 1, false, "cuDNN");
+            if (rows >= 2048)
+                measure_attend(16, rows, n, 1, true, "layer");
         }
 }
 
@@ -407,21 +459,27 @@ int main(int argc, char **argv)
     uint32_t shortest = argc > 2 ? (uint32_t)atoi(argv[2]) : 2048;
     for (uint32_t n = shortest; n <= m.longest; n *= n == 2048 || n == 8192 ? 4 : 2) {
         uint32_t chunk = std::min(n, (uint32_t)CHUNK), most = 1 << 20;
-        struct variant all[] = {
-            {"contiguous, exact, one call", contiguous(n, n), n},
-            {"contiguous by head, exact, one call", by_head(n, n), n},
-            {"contiguous, exact, chunks", contiguous(chunk, n), chunk},
+        const struct variant all[VARIANTS] = {
+            {"exact, one call", exact(n, n), n},
+            {"contiguous, one call", contiguous(n, n), n},
+            {"contiguous by head, one call", by_head(n, n), n},
+            {"contiguous, chunks", contiguous(chunk, n), chunk},
             {"contiguous, 8192 x 1M, chunks", contiguous(CHUNK, most), chunk},
-            {"pages of 32, exact, chunks", paged(chunk, n, 32), chunk},
-            {"pages of 16, exact, chunks", paged(chunk, n, 16), chunk},
-            {"pages of 8, exact, chunks", paged(chunk, n, 8), chunk},
+            {"pages of 32, chunks", paged(chunk, n, 32), chunk},
+            {"pages of 16, chunks", paged(chunk, n, 16), chunk},
+            {"pages of 8, chunks", paged(chunk, n, 8), chunk},
         };
-        for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        for (size_t i = 0; i < VARIANTS; i++)
             if (argc <= 3 || (size_t)atoi(argv[3]) == i)
                 measure(&all[i], n);
     }
+    if (argc > 3 && (size_t)atoi(argv[3]) < (size_t)VARIANTS)
+        return 0;
+    open_operation();
     if (argc <= 3)
         measure_operation();
+    for (uint32_t n = std::max(shortest, (uint32_t)CHUNK); n <= m.longest; n *= 2)
+        measure_prompt(16, n);
     be->ops->close(be);
     return 0;
 }
