@@ -6,6 +6,7 @@
  * buffers stay what they are from step to step, until a bucket grows. */
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/prefill.h"
+#include "kernels/cuda/resolve.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -59,13 +60,32 @@ void run_few(struct cuda_backend *b, const struct attend_list *l, struct attend_
         cuda_do(b, attend_run_merge, c, sizeof *c);
 }
 
-void run_planned(struct cuda_backend *b, struct attend_call *c)
+/* While pages are on the way, rows that have all of theirs come first, on the SMs that the copies leave alone: all
+ * CTAs at once, so that none begins its share when the others have ended. The launch of the others must do nothing
+ * before it waits for this one: they share scratch and counters. */
+void run_resident(struct cuda_backend *b, struct attend_call *c)
 {
+    const uint32_t all = c->set.n_units, most = gather_leaves(b) * attend_planned_ctas(c->dim);
+    c->set.part = SET_RESIDENT;
+    c->set.n_units = all < most ? all : most;
+    cuda_do(b, attend_run_planned, c, sizeof *c);
+    c->set.part = SET_SPILLED;
+    c->set.n_units = all;
+}
+
+void run_planned(struct cuda_backend *b, const struct attend_plans *p, struct attend_call *c)
+{
+    bool resident = false;
     attend_cut_set(c, &c->set);
     const size_t entries = attend_set_entries(c, &c->set);
     CHECK(entries * c->set.n_slots * c->group < UINT32_MAX);
-    if (attend_reserve(b, c, entries * c->set.n_slots * c->group, entries))
-        cuda_do(b, attend_run_planned, c, sizeof *c);
+    if (!attend_reserve(b, c, entries * c->set.n_slots * c->group, entries))
+        return;
+    for (uint32_t i = 0; i < p->n_rows; i++)
+        resident |= p->rows[i].hot == NULL;
+    if (resident && resolve_copies(b, p->pages))
+        run_resident(b, c);
+    cuda_do(b, attend_run_planned, c, sizeof *c);
 }
 
 void run_many(struct cuda_backend *b, const struct attend_list *l, struct attend_call *c)
@@ -211,7 +231,7 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
         fill_set(b, a, &a->plans[i], &next);
         if (next.set.rows == NULL)
             return;
-        run_planned(b, &next);
+        run_planned(b, &a->plans[i], &next);
     }
     memcpy(&next, &c, sizeof next);
     run_few(b, l, &next);

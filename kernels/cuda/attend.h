@@ -114,8 +114,13 @@ struct attend_set {
     uint32_t n_slots;          /* of an entry in all */
     uint32_t n_units;          /* of all entries: splits to be run, as many as there can be */
     uint32_t runs_tail;        /* the tail is to be attended here */
+    uint32_t part;             /* enum attend_part */
     uint32_t partial, counter; /* of the first entry */
 };
+
+/* Rows of a set that a launch attends. While pages of SPILLED rows travel (resolve.h), RESIDENT ones have a launch of
+ * their own, behind the copies' but waiting for them only to end. */
+enum attend_part { SET_ALL, SET_RESIDENT, SET_SPILLED };
 
 /* Arguments of the kernels, by value. */
 struct attend_call {
@@ -205,6 +210,7 @@ void attend_prepare_planned(void);
 size_t attend_few_bytes(uint32_t dim);
 size_t attend_many_bytes(uint32_t dim);
 size_t attend_planned_bytes(uint32_t dim);
+uint32_t attend_planned_ctas(uint32_t dim); /* per SM */
 
 static inline uint32_t attend_padded_dim(uint32_t dim)
 {

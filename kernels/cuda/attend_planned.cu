@@ -75,12 +75,17 @@ struct units {
     uint32_t row, pos, n_segments;
 };
 
+__device__ bool has_row(const struct attend_set *s, const struct cuda_row *row)
+{
+    return s->part == SET_ALL || (s->part == SET_SPILLED) == (row->spilled != 0);
+}
+
 __device__ struct units units_of(const struct attend_call *c, uint32_t e)
 {
     const struct attend_set *s = &c->set;
     const struct cuda_row *row = &s->rows[e / c->kv_heads];
     struct units u = {};
-    u.row = row->row;
+    u.row = has_row(s, row) ? row->row : ~0u;
     u.pos = row->pos;
     u.n_segments = row->n_segments;
     if (c->lanes[e % c->kv_heads] >> LANE_CLASS_SHIFT != LANE_SPARSE || u.row == ~0u) {
@@ -469,7 +474,10 @@ __global__ void __launch_bounds__(CUDA_THREADS, planned<DP>::CTAS)
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ struct planned_memory<DP> m;
     allow_next_kernel();
-    wait_for_kernel_before();
+    if (c.set.part == SET_RESIDENT)
+        __threadfence(); /* forgets what L1 has from before the kernel in front of the copies */
+    else
+        wait_for_kernel_before();
     find_shares<DP>(&c, &m);
     struct share pages = m.shares[0], estimates = m.shares[1];
     while (pages.n > 0) {
@@ -480,6 +488,8 @@ __global__ void __launch_bounds__(CUDA_THREADS, planned<DP>::CTAS)
         take<DP>(&c, &estimates, true, &m);
         run_estimates<DP, ROWS>(&c, &m, memory);
     }
+    if (c.set.part == SET_RESIDENT)
+        wait_for_kernel_before(); /* who comes behind this one waits for no other */
 }
 
 /* Launched while the kernel before it still runs, as far as the device knows how. */
@@ -521,4 +531,11 @@ size_t attend_planned_bytes(uint32_t dim)
     size_t bytes = 0;
     attend_by_shape(dim, false, [&](auto s) { bytes = planned<s.DP>::BYTES; });
     return bytes + sizeof(struct planned_memory<CUDA_MAX_DIM>);
+}
+
+uint32_t attend_planned_ctas(uint32_t dim)
+{
+    uint32_t n = 0;
+    attend_by_shape(dim, false, [&](auto s) { n = planned<s.DP>::CTAS; });
+    return n;
 }

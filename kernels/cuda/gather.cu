@@ -6,7 +6,7 @@ namespace
 {
 
 enum {
-    CTAS = 32,
+    CTAS = 16,
     THREADS = 512,
     WARPS = THREADS / 32,
     LOADS = 8, /* of 16 bytes, in flight per thread */
@@ -24,12 +24,12 @@ __device__ uint4 load_far(const uint4 *p)
     return v;
 }
 
-/* A warp takes 4 KiB of a page at a time. Bound by PCIe: 512 bytes x 8 x 512 warps are in flight, of which
- * a 55 GB/s bus with 2 us of latency needs 110 KB. Op: resolve. */
+/* A warp takes 4 KiB of a page at a time. Bound by PCIe: 512 bytes x 8 x 256 warps are in flight, of which
+ * a 55 GB/s bus with 2 us of latency needs 110 KB; more would take SMs from attention. Op: resolve. */
 __global__ void __launch_bounds__(THREADS)
     gather_kernel(const __grid_constant__ struct gather_call c)
 {
-    resolve_wait();
+    resolve_wait_first();
     const uint32_t n_jobs = *(volatile const uint32_t *)c.n_jobs, lane = threadIdx.x % 32;
     const uint32_t parts = (uint32_t)((c.page_bytes + PART_BYTES - 1) / PART_BYTES);
     const uint32_t n = n_jobs * parts, vectors = (uint32_t)(c.page_bytes / 16);
@@ -61,4 +61,9 @@ void gather_launch(struct cuda_backend *b, const struct gather_call *c)
     struct cuda_launch l;
     cuda_launch_early(b, &l, dim3(CTAS), THREADS, 0);
     cuda_ok(b, cudaLaunchKernelEx(&l.config, gather_kernel, *c), "gather");
+}
+
+uint32_t gather_leaves(const struct cuda_backend *b)
+{
+    return (uint32_t)b->sms - CTAS;
 }

@@ -38,6 +38,7 @@ struct list {
     uint8_t *bytes;
     size_t used, have;
     uint32_t n;
+    cuda_run *last;
 };
 
 /* A list that ran. */
@@ -181,6 +182,7 @@ void replay_add(struct replay *r, cuda_run *run, const char *name, const void *p
            room > 0 ? PARAMS_ALIGN : 0);
     memcpy(h + 1, params, bytes);
     l->used = need;
+    l->last = run;
     l->n++;
 }
 
@@ -354,6 +356,11 @@ static void capture(struct replay *r, struct memory *m, struct cuda_backend *b)
 bool replay_pending(const struct replay *r)
 {
     return r->now.n > 0;
+}
+
+cuda_run *replay_last(const struct replay *r)
+{
+    return r->now.n > 0 ? r->now.last : NULL;
 }
 
 void replay_counts(const struct replay *r, struct step_counts *out)

@@ -396,6 +396,8 @@ struct cuda_resolver {
     struct hot_fetch *jobs;
     uint32_t *lists, *old;
     size_t jobs_bytes, lists_bytes, old_bytes;
+    const uint32_t
+        *copied; /* the lists of the last call, if pages of theirs are copied; else NULL */
 };
 
 static void run_resolve(struct cuda_backend *b, const void *params)
@@ -469,11 +471,17 @@ void cuda_resolve(struct backend *be, const struct resolve_args *a)
     c.light = light && resolve_may_estimate(a);
     c.n_jobs = v->counts;
     c.bad = v->bad_device;
+    v->copied = spilled ? a->pages : NULL;
     if (spilled && !reserve_lists(b, &c))
         return;
     if (spilled)
         fill_gather(v, a->kv, &c.gather);
     cuda_do(b, run_resolve, &c, sizeof c);
+}
+
+bool resolve_copies(const struct cuda_backend *b, const uint32_t *pages)
+{
+    return pages == b->resolver->copied && cuda_last(b) == run_resolve;
 }
 
 void cuda_resolve_settle(struct cuda_backend *b)

@@ -267,6 +267,11 @@ void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const v
         replay_add(b->step->replay, run, name, params, bytes);
 }
 
+cuda_run *cuda_last(const struct cuda_backend *b)
+{
+    return replay_last(b->step->replay);
+}
+
 /* Brings what was staged since the last time to the device. */
 static void upload(struct cuda_backend *b, const struct area *a)
 {

@@ -1,5 +1,6 @@
 /* Resolve and the changes of hot sets on the GPU against the CPU, lane by lane: the same blocks, estimates,
- * tables, slots, ages and counts, and in the slots the bytes of the pages. */
+ * tables, slots, ages and counts, and in the slots the bytes of the pages. Attention behind resolve, which
+ * runs beside the copies as far as it can, has the bits of attention that comes later. */
 #include "cache/residency.h"
 #include "kernels/core/splitmix.h"
 #include "kernels/cuda_api.h"
@@ -7,7 +8,7 @@
 
 #include <unistd.h>
 
-enum { SEQS = 4, MAX_HEADS = 8, LAYERS = 2, MAX_LANES = LAYERS * MAX_HEADS };
+enum { SEQS = 4, MAX_HEADS = 8, LAYERS = 2, MAX_LANES = LAYERS * MAX_HEADS, GROUP = 2 };
 
 static uint64_t seed = 20261121;
 
@@ -31,7 +32,7 @@ struct side {
     struct hot_set *hot[SEQS];
     struct plan_row rows[SEQS];
     uint32_t *pages, *n_pages, *estimates, *n_estimates;
-    float *share;
+    float *share, *qkv, *out, *lse;
 };
 
 static struct backend *cpu_be, *gpu_be;
@@ -41,6 +42,7 @@ static struct kv_geometry geometries[32], *g; /* a backend knows one by its addr
 static struct lane_place places[MAX_LANES];
 static uint32_t n_lanes, n_all, n_pages_of, hbm_blocks, dram_blocks, n_at, most_slots;
 static block_id *resident;
+static uint32_t *records; /* of nothing: no row estimates */
 static uint32_t *slot_blocks[SEQS], *in_dram[SEQS];
 /* The plan as it is made here, and as it comes back. */
 static uint32_t *plan_pages, *plan_estimates, *plan_n, *plan_n_estimates;
@@ -131,29 +133,54 @@ static void make_places(void)
         memcpy(slot_blocks[q], hbm + q * most_slots, most_slots * 4);
         memcpy(in_dram[q], dram + q * n_pages_of, n_pages_of * 4);
     }
-    resident = mem_alloc((n_pages_of + TAIL_ROWS) * 4);
-    memcpy(resident, hbm + (SEQS - 1) * most_slots, n_pages_of * 4);
+    resident = mem_alloc((n_pages_of + TAIL_ROWS / s.rows) * 4);
+    records = mem_alloc(s.segments * 4);
+    memcpy(resident, hbm + (SEQS - 1) * most_slots, (n_pages_of + TAIL_ROWS / s.rows) * 4);
     mem_free(hbm);
     mem_free(dram);
 }
 
-static void open_side(struct side *d, struct backend *be, const void *dram)
+/* bf16 numbers of less than 2. */
+static void *make_arena(uint32_t blocks)
+{
+    uint64_t *words = mem_alloc(arena(blocks));
+    for (size_t i = 0; i < arena(blocks) / 8; i++)
+        words[i] = splitmix_next(&seed) & 0xbfffbfffbfffbfff;
+    return words;
+}
+
+static size_t result_bytes(void)
+{
+    return (size_t)SEQS * s.heads * GROUP * s.dim * sizeof(float);
+}
+
+static size_t qkv_bytes(void)
+{
+    return (size_t)SEQS * (GROUP + 2) * s.heads * s.dim * sizeof(float);
+}
+
+static void open_side(struct side *d, struct backend *be, const void *hbm, const void *dram,
+                      const float *qkv)
 {
     memset(d, 0, sizeof *d);
     d->be = be;
     d->kv.geo = g;
-    d->kv.hbm[LANE_SPARSE] = put(be, NULL, arena(hbm_blocks));
+    d->kv.hbm[LANE_SPARSE] = put(be, hbm, arena(hbm_blocks));
     d->kv.dram[LANE_SPARSE] = put_host(be, dram, arena(dram_blocks));
     d->pages = put(be, NULL, (size_t)n_at * s.page_cap * 4);
     d->share = put(be, NULL, (size_t)n_at * s.page_cap * 4);
     d->estimates = put(be, NULL, (size_t)n_at * s.estimate_cap * 4);
     d->n_pages = put(be, NULL, n_at * 4);
     d->n_estimates = put(be, NULL, n_at * 4);
+    d->qkv = put(be, qkv, qkv_bytes());
+    d->out = put(be, NULL, result_bytes());
+    d->lse = put(be, NULL, result_bytes());
     CHECK(leaf_pool_create(&d->pool, be, n_lanes, 1 << 30) == OK);
     for (uint32_t q = 0; q < SEQS; q++) {
         d->rows[q] = (struct plan_row){.row = q,
                                        .pos = n_pages_of * s.rows + TAIL_ROWS - 1,
-                                       .n_segments = 0,
+                                       .n_segments = s.segments,
+                                       .records = records,
                                        .blocks = resident,
                                        .miss_threshold = s.threshold};
         if (q == SEQS - 1)
@@ -182,6 +209,9 @@ static void close_side(struct side *d)
     be->ops->free(be, d->estimates, (size_t)n_at * s.estimate_cap * 4);
     be->ops->free(be, d->n_pages, n_at * 4);
     be->ops->free(be, d->n_estimates, n_at * 4);
+    be->ops->free(be, d->qkv, qkv_bytes());
+    be->ops->free(be, d->out, result_bytes());
+    be->ops->free(be, d->lse, result_bytes());
     CHECK(be->ops->sync(be) == OK);
 }
 
@@ -193,7 +223,7 @@ static void open_world(const struct shape *shape)
     n_at = SEQS * s.heads;
     n_pages_of = s.segments * SEGMENT_ROWS / s.rows;
     most_slots = s.slots + s.slots / 2;
-    hbm_blocks = (SEQS - 1) * most_slots + n_pages_of;
+    hbm_blocks = (SEQS - 1) * most_slots + n_pages_of + TAIL_ROWS / s.rows;
     dram_blocks = (SEQS - 1) * n_pages_of;
     make_places();
     plan_pages = mem_alloc((size_t)n_at * s.page_cap * 4);
@@ -201,12 +231,15 @@ static void open_world(const struct shape *shape)
     plan_estimates = mem_alloc((size_t)n_at * s.estimate_cap * 4);
     plan_n = mem_alloc(n_at * 4);
     plan_n_estimates = mem_alloc(n_at * 4);
-    uint64_t *dram = mem_alloc(arena(dram_blocks));
-    for (size_t i = 0; i < arena(dram_blocks) / 8; i++)
-        dram[i] = splitmix_next(&seed);
-    open_side(&cpu, cpu_be, dram);
-    open_side(&gpu, gpu_be, dram);
+    void *hbm = make_arena(hbm_blocks), *dram = make_arena(dram_blocks);
+    float *qkv = mem_alloc(qkv_bytes());
+    for (size_t i = 0; i < qkv_bytes() / sizeof *qkv; i++)
+        qkv[i] = (float)below(2000) / 1000 - 1;
+    open_side(&cpu, cpu_be, hbm, dram, qkv);
+    open_side(&gpu, gpu_be, hbm, dram, qkv);
+    mem_free(hbm);
     mem_free(dram);
+    mem_free(qkv);
 }
 
 static void close_world(void)
@@ -218,6 +251,7 @@ static void close_world(void)
         mem_free(in_dram[q]);
     }
     mem_free(resident);
+    mem_free(records);
     mem_free(plan_pages);
     mem_free(plan_share);
     mem_free(plan_estimates);
@@ -269,6 +303,57 @@ static void resolve(struct side *d, uint32_t layer, bool values)
                                    .estimates = d->estimates,
                                    .n_estimates = d->n_estimates};
     be->ops->resolve(be, &a);
+}
+
+/* Of layer 0, all lanes of which are SPARSE; without estimates. */
+static void attend(struct side *d)
+{
+    struct batch_seq seqs[SEQS];
+    for (uint32_t q = 0; q < SEQS; q++)
+        seqs[q] = (struct batch_seq){.first_row = q,
+                                     .n_rows = 1,
+                                     .first_pos = d->rows[q].pos,
+                                     .blocks = {resident, resident},
+                                     .first_plan = q,
+                                     .planned = true};
+    const struct attend_plans plans = {.rows = d->rows,
+                                       .n_rows = SEQS,
+                                       .page_cap = s.page_cap,
+                                       .pages = d->pages,
+                                       .n_pages = d->n_pages};
+    d->be->ops->attend(d->be, &(struct attend_args){.kv = &d->kv,
+                                                    .layer = 0,
+                                                    .heads = s.heads * GROUP,
+                                                    .seqs = seqs,
+                                                    .n_seqs = SEQS,
+                                                    .scale = 0.1f,
+                                                    .qkv = d->qkv,
+                                                    .plans = &plans,
+                                                    .n_plans = 1,
+                                                    .out = d->out,
+                                                    .lse = d->lse});
+}
+
+static bool same_bytes(void *a, void *b, size_t bytes)
+{
+    bool same = memcmp(a, b, bytes) == 0;
+    mem_free(a);
+    mem_free(b);
+    return same;
+}
+
+/* Right behind resolve, and again when all has come. Once in many steps the kernels' list comes a second time. */
+static bool attends_the_same(void)
+{
+    resolve(&gpu, 0, true);
+    attend(&gpu);
+    float *out = get(gpu.be, gpu.out, result_bytes());
+    float *lse = get(gpu.be, gpu.lse, (size_t)SEQS * s.heads * GROUP * 4);
+    attend(&gpu);
+    bool same = same_bytes(out, get(gpu.be, gpu.out, result_bytes()), result_bytes());
+    return same_bytes(lse, get(gpu.be, gpu.lse, (size_t)SEQS * s.heads * GROUP * 4),
+                      (size_t)SEQS * s.heads * GROUP * 4) &&
+           same;
 }
 
 static bool same_memory(const void *a, const void *b, size_t bytes)
@@ -347,7 +432,7 @@ static void resize_one(void)
 
 static void the_gpu_does_what_the_cpu_does(void)
 {
-    bool results = true, sets = true, bytes = true;
+    bool results = true, sets = true, bytes = true, sums = true;
     uint64_t hits = 0, misses = 0, light = 0;
     for (uint32_t step = 0; step < s.steps && results && sets; step++) {
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -356,7 +441,10 @@ static void the_gpu_does_what_the_cpu_does(void)
                 make_plan(at, n, step);
             bool values = below(8) != 0;
             resolve(&cpu, layer, values);
-            resolve(&gpu, layer, values);
+            if (layer == 0 && values)
+                sums &= attends_the_same();
+            else
+                resolve(&gpu, layer, values);
             results &= same_result();
         }
         if (step % 5 == 0)
@@ -386,6 +474,7 @@ static void the_gpu_does_what_the_cpu_does(void)
     ok(results, "%s: the same blocks and estimates, step by step", s.name);
     ok(sets, "%s: the same tables, slots, ages and counts", s.name);
     ok(bytes, "%s: every byte of HBM as on the CPU", s.name);
+    ok(sums, "%s: attention beside the copies is attention behind them", s.name);
     ok(hits > 0 && misses > 0 && (s.threshold == 0 || light > 0),
        "%s: %llu hits, %llu misses, %llu of them light", s.name, (unsigned long long)hits,
        (unsigned long long)misses, (unsigned long long)light);
