@@ -536,6 +536,11 @@ static void write_residence(const struct metrics *m, struct writer *w)
            {"maps", r->map_bytes});
     STATES("counter", "spind_segments_total", "how", "Segments that became partitions.",
            {"sealed", r->segments_sealed}, {"found", r->segments_found});
+    write_one(m, w, "counter", "spind_layer_major_prompts_total",
+              "Prompts longer than HBM whose reading layer by layer began.", (double)r->by_layers);
+    write_one(m, w, "gauge", "spind_layer_major_progress",
+              "Share of such a prompt that is read by now; 0: there is none.",
+              (double)r->layers_permille / 1000);
     write_one(m, w, "counter", "spind_kv_blocks_written_behind_total",
               "Blocks copied to host memory before it was needed.", (double)r->written_behind);
     write_one(m, w, "gauge", "spind_kv_dram_pinned_bytes",

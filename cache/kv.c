@@ -171,6 +171,7 @@ void kv_destroy(struct kv *kv)
 {
     if (kv == NULL)
         return;
+    kv_loan_end(kv);
     prefix_fini(&kv->prefix);
     blocks_fini(&kv->blocks);
     if (kv->memory.records != NULL)

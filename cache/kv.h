@@ -166,6 +166,24 @@ void kv_step(struct kv *kv, struct kv_seq *const *seqs, uint32_t n);
 /* Gives everything back. The struct may be opened again. */
 void kv_seq_close(struct kv *kv, struct kv_seq *s);
 
+/* ---- prompts that are computed layer by layer (engine/layer_major.h) ---- */
+
+/* Makes a sequence that was opened without a hit, and has no blocks, SPILLED with n_slots, n_rows positions long
+ * and sealed as it will be then. Nothing is in its pages and records: the caller writes them, where table[] and
+ * records[] say, before a row attends them. Without STREAM lanes. ERR_FULL, ERR_MEMORY: only kv_seq_close may
+ * follow. */
+status kv_seq_lay(struct kv *kv, struct kv_seq *s, uint32_t n_rows, uint32_t n_slots);
+
+/* Places of the SPARSE arena in HBM (ascending), and digest records, that are nobody's blocks. */
+struct kv_loan {
+    block_id *places; /* [n_places], owned by the substrate */
+    uint32_t n_places, n_records;
+    uint32_t records[2]; /* [n_records] */
+};
+/* One at a time. ERR_FULL, ERR_MEMORY: nothing changed. */
+status kv_loan_take(struct kv *kv, uint32_t n_places, uint32_t n_records, struct kv_loan *out);
+void kv_loan_end(struct kv *kv);
+
 /* Copies at most max_blocks sealed blocks of RESIDENT sequences (or cached ones) into spare DRAM, so
  * that spilling them later is free. Returns how many; 0: nothing to do. */
 uint32_t kv_write_behind(struct kv *kv, uint32_t max_blocks);

@@ -111,8 +111,8 @@ static void audit_records(const struct kv *kv, const struct tally *t)
         }
     for (uint32_t r = kv->free_record; r != BLOCK_NONE; r = kv->records[r].next)
         CHECK(n_free++ < kv->cfg.n_records);
-    CHECK(n_used == n_listed && n_used == kv->n_records_used);
-    CHECK(n_used + n_free == kv->cfg.n_records);
+    CHECK(n_used == n_listed && n_used + kv->loan.n_records == kv->n_records_used);
+    CHECK(kv->n_records_used + n_free == kv->cfg.n_records);
 }
 
 /* The tables say what the records say. */
@@ -192,6 +192,8 @@ static void audit_seq(const struct kv *kv, const struct kv_seq *s, struct tally 
 /* Rule 1: what is not named is free. */
 static void audit_places(const struct kv *kv, struct tally *t)
 {
+    for (uint32_t i = 0; i < kv->loan.n_places; i++)
+        name_place(kv, t, LANE_SPARSE, KV_HBM, kv->loan.places[i]);
     for (int c = 0; c < LANE_CLASSES; c++)
         for (int tier = 0; tier < TIERS; tier++) {
             const struct places *p = &kv->place[c][tier];

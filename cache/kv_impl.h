@@ -8,11 +8,12 @@
  *   kv_open.c     the hit: find, lift, unpermute
  *   kv_seal.c     segments and digest records
  *   kv_spill.c    residence
+ *   kv_lay.c      what prompts computed layer by layer ask for
  *   kv_audit.c    every invariant
  *
  * The rules that the audit checks:
  *
- *   1. A place is named by one block, or is a slot of one hot set, or is free.
+ *   1. A place is named by one block, or is a slot of one hot set, or is lent, or is free.
  *   2. A block has a place wherever a sequence needs it, and each of its parts (SPARSE, DENSE) has one
  *      somewhere. What nobody needs is on a list from which it may be taken, or is given back.
  *   3. The leading n_shared blocks of a sequence are the index's own: block i is content of a node
@@ -66,6 +67,7 @@ struct kv {
     block_id seal_from[MAX_SEGMENT_BLOCKS], seal_to[MAX_SEGMENT_BLOCKS];
     uint32_t seal_fresh[MAX_SEGMENT_BLOCKS];
     bool seal_in_place;
+    struct kv_loan loan; /* zeros: none */
     struct leaf_pool *leaves;
     uint64_t hot_bytes; /* of hot sets and their slots */
     uint32_t *ids;      /* [ids_capacity] scratch: as long as the longest table */
@@ -201,6 +203,10 @@ status kv_hot_cover(struct kv *kv, struct kv_seq *s, uint32_t n_segments);
 
 /* ---- kv_seal.c ---- */
 uint32_t kv_record_find(const struct kv *kv, uint32_t block, uint64_t digest_id);
+/* Without a block yet, and with one reference. */
+status kv_record_take(struct kv *kv, const struct kv_seq *s, uint32_t *out);
+void kv_record_attach(struct kv *kv, uint32_t record, uint32_t block);
+void kv_record_give_back(struct kv *kv, uint32_t record); /* one that has no block */
 void kv_record_hold(struct kv *kv, uint32_t record);
 void kv_record_release(struct kv *kv, uint32_t record);
 void kv_records_free(struct kv *kv, uint32_t block); /* all of a block's */

@@ -32,7 +32,7 @@ void kv_record_release(struct kv *kv, uint32_t record)
     kv->records[record].refs--;
 }
 
-static void record_give_back(struct kv *kv, uint32_t r)
+void kv_record_give_back(struct kv *kv, uint32_t r)
 {
     kv->n_maps_used -= kv->records[r].has_map;
     kv->records[r] = (struct record){.block = BLOCK_NONE, .next = kv->free_record};
@@ -50,7 +50,7 @@ static void record_free(struct kv *kv, uint32_t r)
         link = &kv->records[*link].next;
     }
     *link = kv->records[r].next;
-    record_give_back(kv, r);
+    kv_record_give_back(kv, r);
 }
 
 void kv_records_free(struct kv *kv, uint32_t block)
@@ -73,7 +73,7 @@ static bool free_unused_record(struct kv *kv)
     return false;
 }
 
-static status record_take(struct kv *kv, const struct kv_seq *s, uint32_t *out)
+status kv_record_take(struct kv *kv, const struct kv_seq *s, uint32_t *out)
 {
     while (kv->free_record == BLOCK_NONE && (free_unused_record(kv) || kv_drop_oldest(kv)))
         ;
@@ -91,7 +91,7 @@ static status record_take(struct kv *kv, const struct kv_seq *s, uint32_t *out)
     return OK;
 }
 
-static void record_attach(struct kv *kv, uint32_t r, uint32_t block)
+void kv_record_attach(struct kv *kv, uint32_t r, uint32_t block)
 {
     struct block *b = kv_block(kv, block);
     kv->records[r].block = block;
@@ -358,8 +358,8 @@ static status begin_in_order(struct kv *kv, struct kv_seq *s, struct kv_seal *ou
         kv_record_hold(kv, out->record);
         return OK;
     }
-    TRY(record_take(kv, s, &out->record));
-    record_attach(kv, out->record, last);
+    TRY(kv_record_take(kv, s, &out->record));
+    kv_record_attach(kv, out->record, last);
     return OK;
 }
 
@@ -379,10 +379,10 @@ static status begin_permuted(struct kv *kv, struct kv_seq *s, const uint32_t *to
     }
     if (!dram_fits(kv, s, s->own->blocks + first, true))
         return no_dram(kv);
-    TRY(record_take(kv, s, &out->record));
+    TRY(kv_record_take(kv, s, &out->record));
     bool alone = nobody_else_reads(kv, s, shares), room = alone || fits(kv, s);
     if (!room && !may_write_over(kv, s)) {
-        record_give_back(kv, out->record);
+        kv_record_give_back(kv, out->record);
         return err(ERR_FULL, "no %u blocks to permute a segment that others read", per);
     }
     kv->seal_in_place = alone || !room;
@@ -395,7 +395,7 @@ static status begin_permuted(struct kv *kv, struct kv_seq *s, const uint32_t *to
     for (uint32_t i = first; i < first + per && kv->seal_in_place && kv_uses(kv, LANE_SPARSE); i++)
         kv_twin_forget(kv, s->own->blocks[i]);
     uint32_t *to = kv->seal_in_place ? s->own->blocks + first : kv->seal_fresh;
-    record_attach(kv, out->record, to[per - 1]);
+    kv_record_attach(kv, out->record, to[per - 1]);
     if (shares)
         group_attach(kv, node, to);
     return OK;

@@ -59,6 +59,10 @@ void attention_seq_destroy(struct attention *at, struct attention_seq *s); /* NU
 void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
                     uint32_t record, uint32_t first_record, const block_id *from,
                     const block_id *to);
+/* The same in another memory with the same sizes of pages and records. */
+void attention_seal_in(struct attention *at, const struct sparse_instance *in,
+                       const struct kv_memory *kv, uint32_t segment, uint32_t record,
+                       uint32_t first_record, const block_id *from, const block_id *to);
 
 /* ---- a step ---- */
 

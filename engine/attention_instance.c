@@ -209,13 +209,13 @@ void attention_seq_destroy(struct attention *at, struct attention_seq *s)
     mem_free(s);
 }
 
-void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
-                    uint32_t record, uint32_t first_record, const block_id *from,
-                    const block_id *to)
+void attention_seal_in(struct attention *at, const struct sparse_instance *in,
+                       const struct kv_memory *kv, uint32_t segment, uint32_t record,
+                       uint32_t first_record, const block_id *from, const block_id *to)
 {
     if (in->plugin->seal == NULL)
         return;
-    const struct seal_args a = {.kv = at->kv,
+    const struct seal_args a = {.kv = kv,
                                 .desc = in->traits.digest,
                                 .from = from,
                                 .to = to,
@@ -223,4 +223,11 @@ void attention_seal(struct attention *at, const struct sparse_instance *in, uint
                                 .record = record,
                                 .first_record = segment == 0 ? record : first_record};
     in->plugin->seal(at->be, &in->traits, in->choice.values, &a);
+}
+
+void attention_seal(struct attention *at, const struct sparse_instance *in, uint32_t segment,
+                    uint32_t record, uint32_t first_record, const block_id *from,
+                    const block_id *to)
+{
+    attention_seal_in(at, in, at->kv, segment, record, first_record, from, to);
 }

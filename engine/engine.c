@@ -3,6 +3,7 @@
  * What engine_open.c has made is the thread's from engine_start to engine_destroy; the loop thread touches
  * only the mailbox and the constant engine_info. */
 #include "engine/engine_internal.h"
+#include "engine/layer_major.h"
 #include "kernels/log.h"
 
 #include <pthread.h>
@@ -125,8 +126,15 @@ static struct msg_residence residence_now(const struct engine *e, const struct k
                               .segments_sealed = e->sched.segments_sealed,
                               .segments_found = e->sched.segments_found,
                               .planned_rows = e->step.planned_rows,
+                              .by_layers = e->sched.n_deep,
                               .dram_ready = c->dram_ready,
                               .dram_grows = e->dram_growing};
+    const struct sequence *deep = e->sched.deep;
+    if (deep != NULL) {
+        uint64_t done, all;
+        layer_major_progress(deep->layers, &done, &all);
+        r.layers_permille = 1000 * done / all;
+    }
     r.unscored_selections = e->stats.residence.unscored_selections;
     for (uint32_t i = 0; i < e->sched.n_running; i++)
         r.hot_slots += e->sched.running[i]->kv.n_slots;
@@ -300,6 +308,22 @@ static void watch_dram(struct engine *e)
     e->dram_told = c.dram_ready;
 }
 
+/* A prompt that is read layer by layer may take minutes. */
+static void watch_layers(struct engine *e)
+{
+    enum { TELL_US = 5000000 };
+    const struct sequence *deep = e->sched.deep;
+    uint64_t now = clock_us(), done, all;
+    if (deep == NULL || now - e->layers_told < TELL_US)
+        return;
+    layer_major_progress(deep->layers, &done, &all);
+    log_line(
+        LOG_INFO, "prompt of %u tokens, layer by layer: in layer %llu of %u, %.1f %% after %.0f s",
+        deep->n_prompt, (unsigned long long)(done / deep->n_prompt + 1), kv_geometry(e->kv)->layers,
+        100 * (double)done / (double)all, (double)(now - deep->scheduled_us) / 1e6);
+    e->layers_told = now;
+}
+
 /* What the device has to say. */
 static void hear_device(const struct engine *e)
 {
@@ -319,6 +343,7 @@ static void *engine_thread(void *arg)
     while (!e->quit && e->n_failed < MAX_FAILED_STEPS) {
         hear_all(e);
         watch_dram(e);
+        watch_layers(e);
         hear_device(e);
         uint64_t now = clock_us();
         if (e->step.n_flights == 0 && sched_plan(&e->sched, now, tell_admitted, tell_refused, e)) {

@@ -32,8 +32,9 @@ struct engine {
         step_from; /* when the step to settle next was launched, or the one before it settled */
     bool changed;  /* the numbers of MSG_STEP moved outside a step */
     bool dram_growing;
-    bool unscored_due;  /* selections without a score are to be read */
-    uint64_t host_from; /* since when the thread has been at work */
+    bool unscored_due;    /* selections without a score are to be read */
+    uint64_t host_from;   /* since when the thread has been at work */
+    uint64_t layers_told; /* when the log last said how far a prompt read layer by layer is */
     uint64_t dram_ready, dram_told,
         dram_since; /* bytes at the last poll and in the log; when it began */
     bool has_thread;

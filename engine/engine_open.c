@@ -6,6 +6,7 @@
 #include "kernels/log.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -395,6 +396,14 @@ static status size_steps(struct engine *e)
     return OK;
 }
 
+/* Append, attend and seal must take a geometry of one layer beside the cache's. The CPU's do; the mock's pages know
+ * which layer they are of; on a GPU nobody has seen it, so there it must be asked for. SPIND_LAYER_MAJOR=0: nowhere. */
+static bool reads_by_layers(const struct backend_ops *ops)
+{
+    const char *asked = getenv("SPIND_LAYER_MAJOR");
+    return asked != NULL ? strcmp(asked, "1") == 0 : strcmp(ops->name, "cpu") == 0;
+}
+
 static status open_all(struct engine *e, void (*wake)(void *), void *arg)
 {
     struct memory_plan plan = {0};
@@ -417,6 +426,8 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
                e->cfg.prefix_caching);
     e->sched.headroom = e->cfg.transfer_headroom;
     e->sched.loose = e->be->ops->loose;
+    if (reads_by_layers(e->be->ops))
+        e->sched.row_bytes = (size_t)e->be->ops->act_bytes * model_info(e->model)->shape.hidden;
     e->sched.fetch_us = plan.blocks[LANE_SPARSE][KV_DRAM] > 0 ? fetch_us : 0;
     TRY(step_init(&e->step, e->be, e->model, e->kv, &e->sched, &e->report));
     fill_info(e, &plan);

@@ -127,8 +127,10 @@ struct msg_residence {
     uint64_t unscored_selections;             /* the plug-in gave no score: first pages taken */
     uint64_t planned_rows;                    /* rows that attended by plan */
     uint64_t hot_slots;                       /* HBM blocks granted to hot sets now */
-    uint64_t dram_ready;                      /* bytes of the DRAM tier that may be used by now */
-    uint64_t dram_grows;                      /* 1: there will be more */
+    uint64_t by_layers;                       /* prompts whose reading layer by layer began */
+    uint64_t layers_permille; /* how much of the one that is read so now is done; 0: none is */
+    uint64_t dram_ready;      /* bytes of the DRAM tier that may be used by now */
+    uint64_t dram_grows;      /* 1: there will be more */
 };
 
 /* After every step, and once at start: the state of the engine. Counters are totals since start. */

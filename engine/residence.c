@@ -179,13 +179,14 @@ bool residence_squeeze(struct sched *s)
     return spill_best(s, false) || shrink_largest(s) || spill_best(s, true);
 }
 
-/* The youngest that may go. There is one whenever blocks run short: those that are pinned were admitted
+/* The youngest that may go; whose prompt is read layer by layer has all it needs for that. There is one whenever blocks run short: those that are pinned were admitted
  * with all they will ever need. */
 static struct sequence *youngest_running(const struct sched *s)
 {
     struct sequence *q = NULL;
     for (uint32_t i = 0; i < s->n_running; i++)
-        if (!sched_is_pinned(s->running[i]) && (q == NULL || s->running[i]->order > q->order))
+        if (!sched_is_pinned(s->running[i]) && s->running[i]->layers == NULL &&
+            (q == NULL || s->running[i]->order > q->order))
             q = s->running[i];
     return q;
 }
@@ -340,7 +341,7 @@ static struct sequence *oldest_spilled(const struct sched *s)
 {
     struct sequence *q = NULL;
     for (uint32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->kv.residence == KV_SPILLED &&
+        if (s->running[i]->kv.residence == KV_SPILLED && s->running[i]->layers == NULL &&
             (q == NULL || s->running[i]->order < q->order))
             q = s->running[i];
     return q;

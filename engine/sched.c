@@ -3,6 +3,7 @@
 #include "engine/sched.h"
 
 #include "cache/budget.h"
+#include "engine/layer_major.h"
 #include "engine/residence.h"
 
 #include <string.h>
@@ -115,6 +116,7 @@ static void sequence_move(struct sched *s, struct sequence *q, enum sequence_sta
     else
         queue_take(s, q);
     if (to == SEQUENCE_WAITING || to == SEQUENCE_DONE) {
+        layer_major_end(s, q);
         kv_seq_close(s->kv, &q->kv);
         q->n_computed = 0;
         q->is_proven = false;
@@ -199,7 +201,7 @@ static void count_hits(struct sched *s, struct sequence *q, uint32_t n_hit)
     }
 }
 
-enum admission { ADMITTED, BLOCKED, REFUSED };
+enum admission { ADMITTED, BLOCKED, PASSED_OVER, REFUSED };
 
 /* A hit never covers rows that attend by plan: another sequence may have computed them densely. */
 static struct kv_open open_args(const struct sched *s, const struct sequence *q)
@@ -250,6 +252,45 @@ static uint32_t open_whole(struct sched *s, struct sequence *q, uint32_t n_hit)
     return n_hit;
 }
 
+static enum admission blocked(struct sched *s)
+{
+    s->blocked_at = kv_available(s->kv);
+    s->blocked_dram = kv_dram_available(s->kv);
+    return BLOCKED;
+}
+
+static enum admission begin_running(struct sched *s, struct sequence *q, uint64_t now_us)
+{
+    sequence_move(s, q, SEQUENCE_RUNNING);
+    if (q->scheduled_us == 0)
+        q->scheduled_us = now_us;
+    return ADMITTED;
+}
+
+/* q is open, with or without a hit; it is closed again where it is not admitted. */
+static enum admission admit_layers(struct sched *s, struct sequence *q, uint64_t now_us)
+{
+    struct kv_open o = open_args(s, q);
+    uint32_t n_hit;
+    kv_seq_close(s->kv, &q->kv);
+    q->waits_for_layers = s->deep != NULL;
+    if (q->waits_for_layers)
+        return PASSED_OVER;
+    o.max_hit = 0;
+    s->why_refused = kv_seq_open(s->kv, &q->kv, &o, residence_min_slots(s, q, o.max_rows), &n_hit);
+    if (s->why_refused != OK)
+        return REFUSED;
+    if (layer_major_begin(s, q) == OK) {
+        count_hits(s, q, 0);
+        return begin_running(s, q, now_us);
+    }
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    kv_seq_close(s->kv, &q->kv);
+    q->by_chunks = s->n_running == 0 && c.dram_ended; /* nothing to wait for */
+    return blocked(s);
+}
+
 static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us)
 {
     uint32_t n_hit = 0;
@@ -263,6 +304,10 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
         n_hit = open_sequence(s, q);
         if (s->why_refused != OK)
             return REFUSED;
+        if (!q->by_chunks && layer_major_suits(s, q, n_hit)) {
+            enum admission a = admit_layers(s, q, now_us);
+            return q->by_chunks ? admit(s, q, now_us) : a;
+        }
     }
     bool whole = fits_beside_running(s, q), alone = s->n_running == 0;
     bool fits = whole || alone || residence_fits_under_pressure(s, q, rows_expected(q));
@@ -274,9 +319,7 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
     if (!fits) {
         if (opens)
             kv_seq_close(s->kv, &q->kv);
-        s->blocked_at = kv_available(s->kv);
-        s->blocked_dram = kv_dram_available(s->kv);
-        return BLOCKED;
+        return blocked(s);
     }
     if (opens) {
         n_hit = open_whole(s, q, n_hit);
@@ -284,10 +327,7 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
             return REFUSED;
         count_hits(s, q, n_hit);
     }
-    sequence_move(s, q, SEQUENCE_RUNNING);
-    if (q->scheduled_us == 0)
-        q->scheduled_us = now_us;
-    return ADMITTED;
+    return begin_running(s, q, now_us);
 }
 
 /* Nothing has changed since the queue's head did not fit. */
@@ -305,7 +345,7 @@ static void admit_waiting(struct sched *s, uint64_t now_us,
 {
     for (struct sequence *q = s->first, *next; q != NULL && s->n_running < s->max_seqs; q = next) {
         next = q->next;
-        if (waits_for_leader(s, q))
+        if (waits_for_leader(s, q) || (s->deep != NULL && q->waits_for_layers))
             continue;
         if (still_blocked(s))
             return;
@@ -316,6 +356,7 @@ static void admit_waiting(struct sched *s, uint64_t now_us,
                 admitted(arg, q);
             break;
         case BLOCKED: return;
+        case PASSED_OVER: break; /* one at a time is read layer by layer; others need not wait */
         case REFUSED: refuse(arg, q, s->why_refused); break;
         }
     }
@@ -443,7 +484,7 @@ static struct sequence *next_prompt(const struct sched *s, const struct shares *
     struct sequence *best = NULL;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q->n_scheduled > 0 || !has_share(left, q) || sequence_fills(q))
+        if (q->n_scheduled > 0 || !has_share(left, q) || sequence_fills(q) || q->layers != NULL)
             continue;
         bool due = is_due(s, q), best_due = best != NULL && is_due(s, best);
         if (best == NULL || (due && (!best_due || q->order < best->order)) ||
@@ -467,8 +508,9 @@ static void count_passed(struct sched *s)
 static void plan_prompts(struct sched *s)
 {
     struct shares left = {.scored = SCHED_SCORED_ROWS, .spilled = SCHED_SPILLED_CHUNKS};
-    for (struct sequence *q;
-         s->plan_rows < s->max_rows && (q = next_prompt(s, &left)) != NULL;) {
+    if (s->deep != NULL && is_due(s, s->deep))
+        return;
+    for (struct sequence *q; s->plan_rows < s->max_rows && (q = next_prompt(s, &left)) != NULL;) {
         uint32_t rows = min_u32(sequence_left(q), s->max_rows - s->plan_rows);
         if (sequence_scores_prompt(q)) {
             rows = min_u32(rows, left.scored);
@@ -492,12 +534,28 @@ static bool plan_fills(struct sched *s)
     return s->plan_fills = s->n_plan > 0;
 }
 
+/* The unit that ends a prompt read layer by layer: with its rows, in a step of its own. */
+static bool plan_last_unit(struct sched *s)
+{
+    bool last;
+    if (s->deep == NULL)
+        return false;
+    uint32_t n = layer_major_next(s->deep->layers, &last);
+    if (!last)
+        return false;
+    s->deep->n_computed = s->deep->n_prompt - n;
+    s->deep->n_scheduled = n;
+    s->plan[s->n_plan++] = s->deep;
+    s->plan_rows += n;
+    return true;
+}
+
 static void plan_step(struct sched *s, uint64_t now_us,
                       void (*admitted)(void *arg, struct sequence *q),
                       void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
     uint64_t retired = s->n_retired;
-    if (plan_fills(s))
+    if (plan_fills(s) || plan_last_unit(s))
         return;
     plan_decodes(s);
     /* Admission before the prompts' share: a short new prompt may overtake a long one at once. After
@@ -516,12 +574,14 @@ bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, st
         s->running[i]->n_scheduled = 0;
         kv_seq_settle(s->kv, &s->running[i]->kv, s->running[i]->n_computed);
     }
-    s->n_plan = s->plan_rows = s->plan_decodes = 0;
+    s->n_plan = s->plan_rows = s->plan_decodes = s->plan_units = 0;
     s->n_steps++;
     residence_balance(s);
     do { /* again, if all that ran had to go */
         retired = s->n_retired;
         plan_step(s, now_us, admitted, refuse, arg);
     } while (s->n_plan == 0 && s->n_retired != retired);
-    return s->n_plan > 0;
+    if (s->deep != NULL && s->deep->n_scheduled == 0 && !s->plan_fills)
+        s->plan_units = s->n_plan > 0 ? 1 : LAYER_MAJOR_AT_ONCE;
+    return s->n_plan > 0 || s->plan_units > 0;
 }

@@ -7,6 +7,9 @@
  * ever. A step has at most SPILLED_CHUNKS chunks of SPILLED sequences: those of many conversations that come
  * back at once would hold the first token of each until all of them are read from DRAM.
  *
+ * A prompt that HBM cannot hold is read layer by layer (layer_major.h), a unit of it behind each step's rows, several
+ * where there are none, and the last one in a step of its own. The same rule for younger prompts holds.
+ *
  * Blocks: a sequence is admitted when its prompt and a first stretch of output fit beside what those
  * already running will still need by the same rule; or, where sequences attend by plan, when all of
  * them can live with what they cannot do without. Running sequences that outgrow HBM are spilled, then
@@ -44,6 +47,10 @@ struct sched {
     struct sequence **plan;        /* [n_plan] of running: in the step, decodes first */
     uint32_t n_running, n_waiting, n_plan;
     uint32_t plan_rows, plan_decodes;
+    struct sequence *deep; /* whose prompt is read layer by layer (layer_major.h); NULL: nobody's */
+    uint32_t plan_units;   /* of it, behind the plan's rows */
+    uint64_t n_deep;       /* there were so far */
+    size_t row_bytes;      /* of the residual stream. The owner's to set; 0: never layer by layer */
     bool plan_fills; /* the step makes rows up and computes nothing: no other sequences are in it */
     struct sequence **buckets; /* id table */
     uint32_t n_buckets;

@@ -47,8 +47,11 @@ struct sequence {
     /* What follows from it and from the length (never from load) at submission; NULL: dense. */
     const struct sparse_instance *in; /* held: attention_release */
     struct attention_seq *keeps;
-    uint32_t n_light_misses; /* of the step just run, for MSG_TOKEN */
-    bool planned;            /* so was the step just run */
+    struct layer_major *layers; /* its prompt is being read layer by layer; NULL: it is not */
+    bool by_chunks;             /* that was tried, and there was no room for it */
+    bool waits_for_layers;      /* it is to be read so, when nobody else is */
+    uint32_t n_light_misses;    /* of the step just run, for MSG_TOKEN */
+    bool planned;               /* so was the step just run */
 
     uint32_t n_cached, n_preempted;
     uint64_t submitted_us, scheduled_us, first_us, last_us;

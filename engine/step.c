@@ -6,6 +6,7 @@
 #include "engine/step.h"
 
 #include "cache/residency.h"
+#include "engine/layer_major.h"
 #include "engine/residence.h"
 
 #include <string.h>
@@ -156,7 +157,7 @@ static void add_seq(struct step *st, struct flight *f, struct sequence *q, uint3
 
 static void clear(struct step *st, struct flight *f)
 {
-    f->n_plan = f->n_rows = f->n_logits = f->n_decodes = 0;
+    f->n_plan = f->n_rows = f->n_logits = f->n_decodes = f->n_units = f->n_submits = 0;
     f->fills = f->stepped = false;
     if (st->at != NULL)
         attention_begin(st->at);
@@ -168,6 +169,7 @@ static void build(struct step *st, struct flight *f)
     clear(st, f);
     f->fills = s->plan_fills;
     f->n_decodes = s->plan_decodes;
+    f->n_units = s->plan_units;
     for (uint32_t i = 0; i < s->n_plan; i++) {
         struct sequence *q = s->plan[i];
         uint32_t first = f->n_rows, n = q->n_scheduled;
@@ -198,9 +200,15 @@ static uint32_t add_spare(const struct step *st, struct flight *f)
     return n;
 }
 
-static void queue(struct step *st, struct flight *f)
+static void submit(struct step *st, struct flight *f)
 {
-    const struct backend_ops *ops = st->be->ops;
+    if (st->be->ops->submit != NULL)
+        st->be->ops->submit(st->be);
+    f->n_submits++;
+}
+
+static const void *forward(struct step *st, struct flight *f)
+{
     const struct batch b = {.kv = kv_memory(st->kv),
                             .n_rows = f->n_rows,
                             .n_seqs = f->n_plan,
@@ -210,19 +218,47 @@ static void queue(struct step *st, struct flight *f)
                             .logit_rows = f->logit_rows,
                             .n_spare = f->fills ? 0 : add_spare(st, f),
                             .attention = st->at};
-    if (f->fills) {
+    if (f->fills)
         st->failed = model_fill(st->model, &b);
-    } else {
-        const void *logits = model_forward(st->model, &b);
-        const struct sample_args a = {.logits = logits,
-                                      .vocab = model_info(st->model)->shape.vocab,
-                                      .n_rows = f->n_logits,
-                                      .rows = f->sample};
-        if (f->n_logits > 0)
-            ops->sample(st->be, &a);
+    return f->fills ? NULL : model_forward(st->model, &b);
+}
+
+/* Its rows, or a prompt's last unit, which are sequences' like any other. */
+static void queue_rows(struct step *st, struct flight *f)
+{
+    struct layer_major *lm = f->plan[0]->layers;
+    const void *logits = lm != NULL
+                             ? layer_major_run(lm, st->be, st->model, f->logit_rows, f->n_logits)
+                             : forward(st, f);
+    const struct sample_args a = {.logits = logits,
+                                  .vocab = model_info(st->model)->shape.vocab,
+                                  .n_rows = f->n_logits,
+                                  .rows = f->sample};
+    if (f->n_logits > 0 && !f->fills)
+        st->be->ops->sample(st->be, &a);
+    submit(st, f);
+}
+
+/* A step of the backend apart from the answers': what they queue comes again, and this does not. */
+static void queue_units(struct step *st, struct flight *f)
+{
+    struct layer_major *lm = st->sched->deep->layers;
+    for (uint32_t i = 0; i < f->n_units; i++) {
+        bool last;
+        (void)layer_major_next(lm, &last);
+        if (last) /* it comes through a plan */
+            break;
+        (void)layer_major_run(lm, st->be, st->model, NULL, 0);
     }
-    if (ops->submit != NULL)
-        ops->submit(st->be);
+    submit(st, f);
+}
+
+static void queue(struct step *st, struct flight *f)
+{
+    if (f->n_rows > 0)
+        queue_rows(st, f);
+    if (f->n_units > 0)
+        queue_units(st, f);
     st->n_flights++;
 }
 
@@ -385,10 +421,12 @@ static void settle_seq(struct step *st, const struct flight *f, uint32_t i, uint
         (*next)++;
     if (q == NULL)
         return;
+    bool read = q->layers != NULL; /* layer by layer, and this was the last unit */
+    layer_major_end(st->sched, q);
     q->n_computed += b->n_rows;
     q->n_scheduled = 0;
     q->planned = b->planned;
-    st->prompt_tokens += decodes || fills ? 0 : b->n_rows;
+    st->prompt_tokens += decodes || fills ? 0 : read ? q->n_computed : b->n_rows;
     if (draws && *next > first_logit && f->sample[*next - 1].bad)
         good = false;
     if (!good)
@@ -421,7 +459,9 @@ status step_settle(struct step *st)
     const struct backend_ops *ops = st->be->ops;
     CHECK(st->n_flights > 0);
     uint64_t from = clock_us();
-    status result = ops->submit != NULL ? ops->wait(st->be) : ops->sync(st->be);
+    status result = ops->submit == NULL ? ops->sync(st->be) : OK;
+    for (uint32_t i = 0; i < f->n_submits && ops->submit != NULL && result == OK; i++)
+        result = ops->wait(st->be);
     uint64_t now_us = clock_us();
     st->wait_us = now_us - from;
     if (result == OK)

@@ -24,8 +24,10 @@ struct flight {
     uint32_t *logit_rows;      /* [max_logits] */
     struct sample_row *sample; /* [max_logits], one per logit row, in the same order */
     uint32_t n_plan, n_rows, n_logits, n_decodes;
-    bool fills;   /* sched->plan_fills */
-    bool stepped; /* hot sets know that it is over */
+    uint32_t n_units;   /* of sched->deep, behind its rows; its rows may also be the last unit's */
+    uint32_t n_submits; /* steps of the backend that it is */
+    bool fills;         /* sched->plan_fills */
+    bool stepped;       /* hot sets know that it is over */
 };
 
 struct step {

@@ -92,9 +92,10 @@ static uint32_t rows_of(const struct batch *b)
     return b->n_rows + b->n_spare;
 }
 
-/* to_attend: all rows go on from attention into a product. */
+/* layer: whose weights; kv_layer: which of the memory's that is. to_attend: all rows go on from attention into a
+ * product. */
 static void project_and_append(struct model *m, const struct batch *b, uint32_t layer,
-                               bool to_attend)
+                               uint32_t kv_layer, bool to_attend)
 {
     const struct model_shape *s = &m->info.shape;
     const struct layer_weights *l = &m->layers[layer];
@@ -108,7 +109,7 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
     linear(m, &qkv);
     const size_t table = (size_t)s->max_positions * (s->head_dim / 2);
     const struct append_args append = {.kv = b->kv,
-                                       .layer = layer,
+                                       .layer = kv_layer,
                                        .heads = s->heads,
                                        .seqs = b->seqs,
                                        .n_seqs = b->n_seqs,
@@ -123,14 +124,14 @@ static void project_and_append(struct model *m, const struct batch *b, uint32_t 
     m->be->ops->append(m->be, &append);
 }
 
-static void attend(struct model *m, const struct batch *b, uint32_t layer)
+static void attend(struct model *m, const struct batch *b, uint32_t kv_layer)
 {
     if (b->attention != NULL) {
-        attention_layer(b->attention, layer, b->seqs, b->n_seqs, m->qkv, m->att);
+        attention_layer(b->attention, kv_layer, b->seqs, b->n_seqs, m->qkv, m->att);
         return;
     }
     const struct attend_args a = {.kv = b->kv,
-                                  .layer = layer,
+                                  .layer = kv_layer,
                                   .heads = m->info.shape.heads,
                                   .seqs = b->seqs,
                                   .n_seqs = b->n_seqs,
@@ -230,6 +231,46 @@ static bool run_at_once(struct model *m, const struct batch *b)
     return m->be->ops->layers(m->be, &a);
 }
 
+static void embed(struct model *m, const struct batch *b)
+{
+    const struct embed_args a = {
+        .table = m->embedding, .tokens = b->tokens, .n_rows = rows_of(b), .out = m->x};
+    m->be->ops->embed(m->be, &a);
+}
+
+static void run_layer(struct model *m, const struct batch *b, uint32_t layer, uint32_t kv_layer)
+{
+    const struct linear_args out = {.w = m->layers[layer].out,
+                                    .in = m->att,
+                                    .n_rows = rows_of(b),
+                                    .mode = LINEAR_ADD,
+                                    .out = m->x,
+                                    .from_attend = true};
+    project_and_append(m, b, layer, kv_layer, true);
+    attend(m, b, kv_layer);
+    linear(m, &out);
+    feed_forward(m, &m->layers[layer], m->x, rows_of(b));
+}
+
+/* And the logits, if any are wanted. */
+static void run_last_layer(struct model *m, const struct batch *b, uint32_t kv_layer)
+{
+    const uint32_t last = m->info.shape.layers - 1;
+    project_and_append(m, b, last, kv_layer, false);
+    /* A row that attends by plan leaves its selection to later rows. */
+    bool plans = b->attention != NULL && attention_rows(b->attention) > 0;
+    if (plans) {
+        attend(m, b, kv_layer);
+    } else if (b->n_logits > 0) {
+        const struct batch few = cut_to_logits(m, b);
+        attend(m, &few, kv_layer);
+    }
+    if (b->n_logits > 0) {
+        finish_logit_rows(m, b);
+        project_logits(m, b);
+    }
+}
+
 const void *model_forward(struct model *m, const struct batch *b)
 {
     CHECK(b->n_rows > 0 && rows_of(b) <= m->max_rows);
@@ -239,33 +280,27 @@ const void *model_forward(struct model *m, const struct batch *b)
         project_logits(m, b);
         return m->logits;
     }
-    const struct embed_args embed = {
-        .table = m->embedding, .tokens = b->tokens, .n_rows = rows_of(b), .out = m->x};
-    m->be->ops->embed(m->be, &embed);
-    for (uint32_t i = 0; i < last; i++) {
-        const struct linear_args out = {.w = m->layers[i].out,
-                                        .in = m->att,
-                                        .n_rows = rows_of(b),
-                                        .mode = LINEAR_ADD,
-                                        .out = m->x,
-                                        .from_attend = true};
-        project_and_append(m, b, i, true);
-        attend(m, b, i);
-        linear(m, &out);
-        feed_forward(m, &m->layers[i], m->x, rows_of(b));
-    }
-    project_and_append(m, b, last, false);
-    /* A row that attends by plan leaves its selection to later rows. */
-    bool plans = b->attention != NULL && attention_rows(b->attention) > 0;
-    if (plans) {
-        attend(m, b, last);
-    } else if (b->n_logits > 0) {
-        const struct batch few = cut_to_logits(m, b);
-        attend(m, &few, last);
-    }
-    if (b->n_logits > 0) {
-        finish_logit_rows(m, b);
-        project_logits(m, b);
-    }
+    embed(m, b);
+    for (uint32_t i = 0; i < last; i++)
+        run_layer(m, b, i, i);
+    run_last_layer(m, b, last);
     return m->logits;
+}
+
+const void *model_layer(struct model *m, const struct batch *b, uint32_t layer, uint32_t kv_layer)
+{
+    CHECK(b->n_rows > 0 && rows_of(b) <= m->max_rows && layer < m->info.shape.layers);
+    if (layer == 0)
+        embed(m, b);
+    if (layer + 1 < m->info.shape.layers)
+        run_layer(m, b, layer, kv_layer);
+    else
+        run_last_layer(m, b, kv_layer);
+    return m->logits;
+}
+
+void *model_rows(const struct model *m, size_t *row_bytes)
+{
+    *row_bytes = (size_t)m->be->ops->act_bytes * m->info.shape.hidden;
+    return m->x;
 }

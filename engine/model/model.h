@@ -62,6 +62,12 @@ struct batch {
  * head (owned by the model, valid until the next call). Queues; errors come out of sync. */
 const void *model_forward(struct model *m, const struct batch *b);
 
+/* One layer of the batch, whose rows come from model_rows (layer 0: from its tokens) and go there again. The last
+ * layer ends as model_forward does, with the same result. kv_layer: the layer's number in b->kv. */
+const void *model_layer(struct model *m, const struct batch *b, uint32_t layer, uint32_t kv_layer);
+/* Of a batch, between two layers: act [n_rows][hidden], without gaps. The model's, until the next call. */
+void *model_rows(const struct model *m, size_t *row_bytes);
+
 /* Appends random K and V for every row of the batch, and computes nothing: a context of any length in
  * the time of writing it, for measurements. The numbers' spread is about that of a real model's.
  * ERR_MEMORY. Queues. */

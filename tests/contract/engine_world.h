@@ -61,7 +61,7 @@ static struct engine_config config(void)
                                   .seed = 7};
 }
 
-static void make_model(void)
+__attribute__((unused)) static void make_model(void)
 {
     struct gguf_writer w = {0};
     tiny_model(&w, &(struct tiny_spec){.type = DTYPE_Q8_0,

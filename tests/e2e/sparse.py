@@ -6,7 +6,7 @@ import subprocess
 
 import _server
 from _server import BUILD, clean_env, done, equal, ok, skip
-from _spind import MODEL, PATIENCE, ask, chat, complete, metrics, mock, real, settles, CHAT, COMPLETION
+from _spind import MODEL, PATIENCE, ask, chat, complete, metrics, mock, real, settles, tokens_of, until, CHAT, COMPLETION
 
 PLUGINS = os.path.join(BUILD, "tests", "plugin")
 SIGNS = os.path.join(PLUGINS, "signs.so")
@@ -149,6 +149,35 @@ def a_third_party_is_served():
     equal(server.stop(), 0, "and the daemon ends well")
 
 
+def longer_than_the_first_tier():
+    """Read layer by layer (engine/layer_major.h): the same text as where all fits, one who leaves in between, an answer beside it."""
+    if not os.path.exists(MODEL):
+        skip("a prompt longer than the first tier", "no model")
+        return
+    row = 30 * 3 * 64 * 2 * 2  # bytes of a position
+    args = ["--max-model-len", "4096", "--kv-dram", "256MiB", "--sparse", "wave", "--sparse-budget", "0.05", "--sparse-exempt-layers", "0"]
+    ask_for = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    server = real(*args)
+    prompt = tokens_of(server, TEXT * 2)[:3000]
+    want = complete(server, prompt, **ask_for)
+    equal(metrics(server)["spind_layer_major_prompts_total"], 0, "what the first tier holds is read chunk by chunk")
+    server.stop()
+    server = real(*args, "--kv-hbm", str(2000 * row), "--max-num-batched-tokens", "256")
+    with server.connect() as s:
+        body = json.dumps({"prompt": prompt[::-1], **ask_for}).encode()
+        s.sendall(_server.request("POST", COMPLETION, "Content-Type: application/json\r\n", body))
+        until(lambda: 0 < metrics(server)["spind_layer_major_progress"] < 1)
+        short = complete(server, "The capital of France is", max_tokens=4, temperature=0)
+        ok(short.status == 200 and metrics(server)["spind_layer_major_progress"] > 0, "an answer comes while a long prompt is read", short)
+    settles(server, "who leaves while it is read leaves nothing")
+    equal(metrics(server)["spind_layer_major_progress"], 0, "nor is anything being read")
+    got = complete(server, prompt, **ask_for)
+    equal((got.status, got.text), (200, want.text), "a prompt of one and a half times the first tier: the same text")
+    equal(metrics(server)["spind_layer_major_prompts_total"], 2, "read layer by layer")
+    settles(server, "nothing is left")
+    equal(server.stop(), 0, "and the daemon ends well")
+
+
 def main():
     import tempfile
     requests_are_checked()
@@ -159,6 +188,7 @@ def main():
         if os.path.exists(MODEL):
             head_policies_are_checked(folder)
     a_third_party_is_served()
+    longer_than_the_first_tier()
     done()
 
 
