@@ -99,6 +99,9 @@ struct kv_open {
     uint32_t n;
     uint32_t max_rows; /* positions it will hold at most */
     uint32_t max_hit;  /* rows a hit may cover at most (prompt - 1, or 0: none) */
+    uint32_t
+        chunk; /* the rest is computed by so many rows, each of which attends the hit; 0: at once */
+    bool up;   /* RESIDENT if it fits, though less would be moved SPILLED */
     struct kv_layout layout;
 };
 

@@ -328,30 +328,34 @@ static void take_all(struct kv *kv, struct kv_seq *s, const struct hit *h)
     s->n_shared = h->n;
 }
 
-/* Whether fewer blocks cross the bus until the next rows have attended the hit if it stays in DRAM: RESIDENT,
+/* Whether fewer sealed blocks cross the bus until all given rows have attended the hit if it stays in DRAM: RESIDENT,
  * what is not in HBM goes up, and once HBM is full something goes down for it; SPILLED, what DRAM has not
- * got goes down, and all of it is read once. So conversations that come back do not push each other out. */
-static bool is_nearer_below(const struct kv *kv, const struct kv_seq *s, const struct hit *h)
+ * got goes down, and all of it is read by every chunk. So conversations that come back do not push each other
+ * out, and long prompts behind a hit do not read it again and again. */
+static bool is_nearer_below(const struct kv *kv, const struct kv_seq *s, const struct kv_open *o,
+                            const struct hit *h)
 {
     uint32_t sealed = kv_sealed_blocks(kv, s), up = 0, down = 0;
-    for (uint32_t i = 0; i < h->n; i++) {
+    for (uint32_t i = 0; i < sealed; i++) {
         const block_id *at = kv_block(kv, h->sources[i])->at[LANE_SPARSE];
         up += at[KV_HBM] == BLOCK_NONE;
-        down += at[KV_DRAM] == BLOCK_NONE && i < sealed;
+        down += at[KV_DRAM] == BLOCK_NONE;
     }
+    uint32_t left = o->n - h->n * kv->cfg.geo.block_rows, chunk = o->chunk > 0 ? o->chunk : left;
+    uint64_t reads = (left + (uint64_t)chunk - 1) / chunk;
     uint32_t room = kv->place[LANE_SPARSE][KV_HBM].n_free;
-    return up + (up > room ? up - room : 0) > sealed + down;
+    return up + (up > room ? up - room : 0) > sealed * reads + down;
 }
 
 /* RESIDENT, unless more of the hit fits SPILLED, or it is better left where it is. */
-static void choose_residence(const struct kv *kv, struct kv_seq *s, struct hit *h,
-                             uint32_t min_slots)
+static void choose_residence(const struct kv *kv, struct kv_seq *s, const struct kv_open *o,
+                             struct hit *h, uint32_t min_slots)
 {
     uint32_t all = h->n;
     shorten_to_fit(kv, s, h, 0);
     uint32_t resident = h->n;
     if (!s->layout.seals || !kv_uses(kv, LANE_SPARSE) || min_slots > HOT_MAX_SLOTS ||
-        (resident == all && !is_nearer_below(kv, s, h)))
+        (resident == all && (o->up || !is_nearer_below(kv, s, o, h))))
         return;
     for (int spilled = 1; spilled >= 0; spilled--) {
         s->residence = spilled ? KV_SPILLED : KV_RESIDENT;
@@ -388,7 +392,7 @@ status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
     limit_by_groups(kv, s, &h);
     limit_by_stream(kv, s, &h);
     uint32_t found = h.n;
-    choose_residence(kv, s, &h, min_slots);
+    choose_residence(kv, s, o, &h, min_slots);
     s->n_cut = found - h.n;
     touch_cut(kv, &h, found);
     status st = kv_seq_reserve(kv, s, h.n);

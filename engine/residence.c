@@ -8,6 +8,8 @@
 #include "cache/residency.h"
 #include "engine/sched.h"
 
+#include <math.h>
+
 static const double UNKNOWN_MISS = 0.1; /* miss ratio of a hot set of which nothing is known yet */
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
@@ -242,6 +244,12 @@ status residence_ensure_slots(struct sched *s, struct sequence *q, uint32_t n_ro
     return kv_seq_resize(s->kv, &q->kv, least);
 }
 
+void residence_widen(struct sched *s, struct sequence *q)
+{
+    if (q->kv.residence == KV_SPILLED && preset_slots(s, q) > q->kv.n_slots)
+        (void)kv_seq_resize(s->kv, &q->kv, preset_slots(s, q)); /* ERR_FULL: it has what it needs */
+}
+
 /* ---- admission under pressure ---- */
 
 /* Bytes a step fetches for a sequence with a hot set of n_slots; of all its SPARSE lanes. */
@@ -337,34 +345,44 @@ static uint64_t reserved(const struct sched *s)
     return n;
 }
 
-static struct sequence *oldest_spilled(const struct sched *s)
+/* What a restore moves: its blocks up, others down for them, is less than what it would still read of DRAM: misses of
+ * its answer, and all of it in every chunk of its prompt. */
+static bool pays_back(const struct sched *s, const struct sequence *q, uint32_t n_blocks)
 {
-    struct sequence *q = NULL;
-    for (uint32_t i = 0; i < s->n_running; i++)
-        if (s->running[i]->kv.residence == KV_SPILLED && s->running[i]->layers == NULL &&
-            (q == NULL || s->running[i]->order < q->order))
-            q = s->running[i];
-    return q;
+    uint32_t steps = min_u32(less(q->n_prompt + q->max_tokens, q->n_tokens), RESIDENCE_HORIZON);
+    double chunks = ceil((double)less(q->n_prompt, q->n_computed) / s->max_rows);
+    double block = (double)kv_geometry(s->kv)->block_bytes[LANE_SPARSE];
+    return predicted_fetch(s, q) * steps + chunks * sealed_blocks(s, q) * block >
+           2 * n_blocks * block;
 }
 
-/* What it would still fetch is more than what a restore moves: its blocks up, others down for them. */
-static bool pays_back(const struct sched *s, const struct sequence *q, uint64_t n_blocks)
+static uint32_t restore_needs(const struct sched *s, const struct sequence *q)
 {
-    uint32_t left = min_u32(less(q->n_prompt + q->max_tokens, q->n_tokens), RESIDENCE_HORIZON);
-    return predicted_fetch(s, q) * left >
-           2.0 * (double)n_blocks * (double)kv_geometry(s->kv)->block_bytes[LANE_SPARSE];
+    return less(sealed_blocks(s, q), q->kv.n_slots);
+}
+
+/* The oldest that is SPILLED and better were not. */
+static struct sequence *next_to_restore(const struct sched *s)
+{
+    struct sequence *best = NULL;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct sequence *q = s->running[i];
+        if (q->kv.residence == KV_SPILLED && q->layers == NULL &&
+            (best == NULL || q->order < best->order) && pays_back(s, q, restore_needs(s, q)))
+            best = q;
+    }
+    return best;
 }
 
 static void restore_one(struct sched *s)
 {
-    struct sequence *q = oldest_spilled(s);
-    if (q == NULL || s->n_waiting > 0 || s->n_steps - s->spilled_at < RESIDENCE_CALM)
+    if (s->n_waiting > 0 || s->n_steps - s->spilled_at < RESIDENCE_CALM)
         return;
+    struct sequence *q = next_to_restore(s);
     struct kv_counts c;
     kv_counts(s->kv, &c);
-    uint64_t need = less(sealed_blocks(s, q), q->kv.n_slots);
-    if (pays_back(s, q, need) &&
-        need + reserved(s) + c.total[KV_HBM] / RESIDENCE_MARGIN <= kv_available(s->kv))
+    uint64_t margin = c.total[KV_HBM] / RESIDENCE_MARGIN;
+    if (q != NULL && restore_needs(s, q) + reserved(s) + margin <= kv_available(s->kv))
         (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
 }
 

@@ -212,6 +212,7 @@ static struct kv_open open_args(const struct sched *s, const struct sequence *q)
                         .max_rows = q->n_prompt + q->max_tokens};
     if (s->prefix_caching && !sequence_scores_prompt(q) && !q->is_private)
         o.max_hit = (q->in != NULL ? q->n_prompt : q->n_tokens) - 1;
+    o.chunk = s->max_rows;
     if (q->in != NULL)
         o.layout = (struct kv_layout){
             .layout_id = q->in->layout_id, .digest_id = q->in->digest_id, .seals = true};
@@ -230,24 +231,52 @@ static bool resume(struct sched *s, struct sequence *q, bool whole)
     return true;
 }
 
-/* Opens it with as much of its hit as there is room for; why_refused. */
-static uint32_t open_sequence(struct sched *s, struct sequence *q)
+/* Opens it with as much of its hit as there is room for; up: RESIDENT if that fits, wherever it lies. Returns
+ * the positions that it has; why_refused. */
+static uint32_t open_sequence(struct sched *s, struct sequence *q, bool up)
 {
-    const struct kv_open o = open_args(s, q);
+    struct kv_open o = open_args(s, q);
     uint32_t n_hit = 0, min_slots = q->in == NULL ? 0 : residence_min_slots(s, q, o.max_rows);
+    o.up = up;
     s->why_refused = kv_seq_open(s->kv, &q->kv, &o, min_slots, &n_hit);
-    return n_hit;
+    return s->why_refused == ERR_MEMORY && !up ? open_sequence(s, q, true) : n_hit;
 }
 
-/* What the index has, but for which HBM has no room, is not computed again while others can give. It
- * fits, so what they give would be asked of them anyway. */
+/* whole: beside what runs, with nobody giving anything. SPILLED it takes DRAM as it grows, and its share of the
+ * bus: that is asked under pressure. */
+static bool fits_now(const struct sched *s, const struct sequence *q, bool *whole)
+{
+    *whole = q->kv.residence != KV_SPILLED && fits_beside_running(s, q);
+    return *whole || s->n_running == 0 || residence_fits_under_pressure(s, q, rows_expected(q));
+}
+
+/* q is open. Where it fits only RESIDENT it is opened again so; false: it is closed, or why_refused. */
+static bool fits_somewhere(struct sched *s, struct sequence *q, uint32_t *n_hit)
+{
+    bool whole, spilled = q->kv.residence == KV_SPILLED;
+    if (fits_now(s, q, &whole))
+        return true;
+    kv_seq_close(s->kv, &q->kv);
+    if (!spilled)
+        return false;
+    *n_hit = open_sequence(s, q, true);
+    if (s->why_refused != OK || fits_now(s, q, &whole))
+        return s->why_refused == OK;
+    kv_seq_close(s->kv, &q->kv);
+    return false;
+}
+
+/* What the index has, but for which HBM has no room, is not computed again while others can give it: since the
+ * sequence fits under pressure, they would be asked anyway. */
 static uint32_t open_whole(struct sched *s, struct sequence *q, uint32_t n_hit)
 {
-    while (q->kv.n_cut > 0 && residence_squeeze(s)) {
+    uint32_t before = kv_available(s->kv);
+    while (q->kv.n_cut > 0 && residence_squeeze(s) && kv_available(s->kv) > before) {
         kv_seq_close(s->kv, &q->kv);
-        n_hit = open_sequence(s, q);
+        n_hit = open_sequence(s, q, false);
         if (s->why_refused != OK)
             return 0;
+        before = kv_available(s->kv);
     }
     return n_hit;
 }
@@ -291,43 +320,47 @@ static enum admission admit_layers(struct sched *s, struct sequence *q, uint64_t
     return blocked(s);
 }
 
+/* Out of the queue with what there is of its prompt. */
+static enum admission admit_new(struct sched *s, struct sequence *q, uint64_t now_us)
+{
+    uint32_t n_hit = open_sequence(s, q, false);
+    if (s->why_refused != OK)
+        return REFUSED;
+    if (!q->by_chunks && layer_major_suits(s, q, n_hit)) {
+        enum admission a = admit_layers(s, q, now_us);
+        return q->by_chunks ? admit_new(s, q, now_us) : a;
+    }
+    if (!fits_somewhere(s, q, &n_hit))
+        return s->why_refused != OK ? REFUSED : blocked(s);
+    n_hit = open_whole(s, q, n_hit);
+    if (s->why_refused != OK)
+        return REFUSED;
+    count_hits(s, q, n_hit);
+    residence_widen(s, q);
+    return begin_running(s, q, now_us);
+}
+
+/* Out of DRAM with all it had. */
+static enum admission admit_paused(struct sched *s, struct sequence *q, uint64_t now_us)
+{
+    bool whole, alone = s->n_running == 0;
+    if (fits_now(s, q, &whole)) {
+        if (resume(s, q, whole))
+            return begin_running(s, q, now_us);
+        if (alone) /* never: but then rather compute it again than hang */
+            sched_retire(s, q, SEQUENCE_WAITING);
+    }
+    return blocked(s);
+}
+
 static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us)
 {
-    uint32_t n_hit = 0;
-    bool opens = q->state == SEQUENCE_WAITING;
     if (q->is_stuck) {
         s->why_refused = err(ERR_MEMORY, "no memory for what a sequence of %u positions needs",
                              q->n_prompt + q->max_tokens);
         return REFUSED;
     }
-    if (opens) {
-        n_hit = open_sequence(s, q);
-        if (s->why_refused != OK)
-            return REFUSED;
-        if (!q->by_chunks && layer_major_suits(s, q, n_hit)) {
-            enum admission a = admit_layers(s, q, now_us);
-            return q->by_chunks ? admit(s, q, now_us) : a;
-        }
-    }
-    bool whole = fits_beside_running(s, q), alone = s->n_running == 0;
-    bool fits = whole || alone || residence_fits_under_pressure(s, q, rows_expected(q));
-    if (fits && !opens && !resume(s, q, whole)) {
-        fits = false;
-        if (alone) /* never: but then rather compute it again than hang */
-            sched_retire(s, q, SEQUENCE_WAITING);
-    }
-    if (!fits) {
-        if (opens)
-            kv_seq_close(s->kv, &q->kv);
-        return blocked(s);
-    }
-    if (opens) {
-        n_hit = open_whole(s, q, n_hit);
-        if (s->why_refused != OK)
-            return REFUSED;
-        count_hits(s, q, n_hit);
-    }
-    return begin_running(s, q, now_us);
+    return q->state == SEQUENCE_WAITING ? admit_new(s, q, now_us) : admit_paused(s, q, now_us);
 }
 
 /* Nothing has changed since the queue's head did not fit. */
@@ -472,10 +505,16 @@ struct shares {
     uint32_t spilled; /* chunks of SPILLED sequences: each reads all before it over PCIe */
 };
 
+/* Its rows attend all of what lies in DRAM, not by plan. */
+static bool reads_dram(const struct sequence *q)
+{
+    return q->kv.residence == KV_SPILLED && !sched_attends_by_plan(q);
+}
+
 static bool has_share(const struct shares *left, const struct sequence *q)
 {
     return (left->scored > 0 || !sequence_scores_prompt(q)) &&
-           (left->spilled > 0 || q->kv.residence != KV_SPILLED);
+           (left->spilled > 0 || !reads_dram(q));
 }
 
 /* The prompt to serve next: one that was passed too often, else the one with the least left. */
@@ -494,14 +533,16 @@ static struct sequence *next_prompt(const struct sched *s, const struct shares *
     return best;
 }
 
-/* Who got nothing while younger prompts did has been passed by their rows. */
+/* Who got nothing while younger prompts did has been passed by their rows; who waits for the step's read of DRAM by
+ * a whole step. */
 static void count_passed(struct sched *s)
 {
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
         for (uint32_t k = s->plan_decodes; q->n_scheduled == 0 && k < s->n_plan; k++)
             if (s->plan[k]->order > q->order)
-                q->passed_rows += s->plan[k]->n_scheduled;
+                q->passed_rows +=
+                    reads_dram(q) && reads_dram(s->plan[k]) ? s->max_rows : s->plan[k]->n_scheduled;
     }
 }
 
@@ -517,7 +558,7 @@ static void plan_prompts(struct sched *s)
             left.scored -= rows;
         }
         plan_add(s, q, rows);
-        left.spilled -= q->kv.residence == KV_SPILLED && left.spilled > 0;
+        left.spilled -= reads_dram(q) && left.spilled > 0;
     }
     count_passed(s);
 }

@@ -465,7 +465,7 @@ static uint32_t least_rows(const struct cuda_prefill *f, const struct attend_arg
                            const struct batch_seq *q)
 {
     uint32_t once = CUDA_MANY / (a->heads / a->kv->geo->kv_heads) + 1;
-    return q->spilled && once < f->least_rows ? once : f->least_rows;
+    return q->spilled && once < f->least_rows && f->least_rows != ~0u ? once : f->least_rows;
 }
 
 bool cuda_prefill_takes(struct cuda_backend *b, const struct attend_args *a,

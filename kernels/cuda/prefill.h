@@ -7,7 +7,8 @@
 /* Whether the rows of this sequence, in the lanes that are not STREAM, go to cuda_prefill: there are many,
  * they attend everything, and cuDNN has a kernel for the shape. The first call, of whatever rows, begins to
  * open cuDNN and make plans in the background. In a step the answer is always the same; once plans are made
- * (cuda_prefill_news) it depends on shapes alone, and a call may wait 0.04 s for another plan. */
+ * (cuda_prefill_news) it depends on shapes, and on whether the sequence is in DRAM, and a call may wait 0.04 s for
+ * another plan. */
 bool cuda_prefill_takes(struct cuda_backend *b, const struct attend_args *a,
                         const struct batch_seq *q);
 /* Queues attention of the rows of a sequence that cuda_prefill_takes, in those lanes. */

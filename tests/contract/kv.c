@@ -213,6 +213,8 @@ static void op_open(struct mirror *m)
                         .n = m->n_prompt,
                         .max_rows = m->max_rows,
                         .max_hit = below(8) == 0 ? below(m->n_prompt) : m->n_prompt - 1,
+                        .chunk = below(2) * SEGMENT_ROWS,
+                        .up = below(4) == 0,
                         .layout = layouts[m->layout].kv};
     m->seq.layout = o.layout;
     uint32_t known = min_u32(known_rows(m), o.max_hit) / set->rows * set->rows;
