@@ -342,6 +342,52 @@ static void a_prompt_needs_no_logits(struct backend *be)
     model_destroy(m);
 }
 
+/* What attend was asked for last, which is the last layer. */
+static struct batch_seq seen[4];
+static void (*real_attend)(struct backend *be, const struct attend_args *a);
+
+static void seeing_attend(struct backend *be, const struct attend_args *a)
+{
+    CHECK(a->n_seqs <= ARRAY_LEN(seen));
+    memcpy(seen, a->seqs, a->n_seqs * sizeof *seen);
+    real_attend(be, a);
+}
+
+/* Nobody may read those pages before append has written them, whatever rows are left (batch_seq.n_before). */
+static void the_last_layer_says_what_its_step_appended(struct backend *be)
+{
+    struct model *m;
+    struct rig r;
+    struct gguf_writer w = {0};
+    struct backend_ops ops = *be->ops;
+    const struct backend_ops *real = be->ops;
+    const uint32_t tokens[10] = {5, 6, 7, 8}, wanted[] = {9, 10, 14, 16};
+    tiny_model(&w, &(struct tiny_spec){.type = DTYPE_Q4_1});
+    save(&w);
+    rig_must(model_load(&m, be, model_path, 0));
+    rig_must(model_reserve(m, 32, 8));
+    rig_open(&r, be, m, 8, 4, 32);
+    const struct rig_part before[] = {{.seq = 0, .n = 6, .tokens = tokens},
+                                      {.seq = 1, .n = 9, .tokens = tokens}};
+    const struct rig_part parts[] = {{.seq = 0, .first_pos = 6, .n = 10, .tokens = tokens},
+                                     {.seq = 1, .first_pos = 9, .n = 1, .tokens = tokens},
+                                     {.seq = 2, .n = 6, .tokens = tokens}};
+    rig_step(&r, before, 2, wanted, 0);
+    real_attend = ops.attend;
+    ops.attend = seeing_attend;
+    be->ops = &ops;
+    rig_step(&r, parts, 3, wanted, ARRAY_LEN(wanted));
+    be->ops = real;
+    bool right = true;
+    static const uint32_t want[][3] = {{15, 1, 9}, {9, 1, 0}, {3, 3, 3}};
+    for (uint32_t i = 0; i < ARRAY_LEN(want); i++)
+        right = right && seen[i].first_pos == want[i][0] && seen[i].n_rows == want[i][1] &&
+                seen[i].n_before == want[i][2];
+    ok(right, "the last layer attends the rows of logits, and says how many before them are new");
+    rig_close(&r);
+    model_destroy(m);
+}
+
 static void a_mock_has_shape_and_words_but_no_weights(void)
 {
     struct backend *be;
@@ -399,6 +445,7 @@ int main(void)
             what_was_loaded_is_told(be);
             poison_is_refused(be);
             a_prompt_needs_no_logits(be);
+            the_last_layer_says_what_its_step_appended(be);
             a_context_beyond_reason_is_refused(be);
             a_mock_has_shape_and_words_but_no_weights();
         }
