@@ -150,8 +150,10 @@ static void step(struct world *w, uint32_t n, const uint32_t *streams, const uin
     size_t width = (size_t)(w->s.heads + 2 * w->s.kv_heads) * w->s.dim;
     size_t out_width = (size_t)w->s.heads * w->s.dim, n_rows = 0;
     for (uint32_t i = 0; i < n; i++) {
-        seqs[i] = (struct batch_seq){
-            (uint32_t)n_rows, to[i] - from[i], from[i], {w->blocks[i]}, 0, false, 0};
+        seqs[i] = (struct batch_seq){.first_row = (uint32_t)n_rows,
+                                     .n_rows = to[i] - from[i],
+                                     .first_pos = from[i],
+                                     .blocks = {w->blocks[i]}};
         n_rows += to[i] - from[i];
     }
     float *qkv = mem_alloc(n_rows * width * sizeof *qkv);
@@ -312,14 +314,16 @@ static void every_shape_agrees_with_float64(enum isa isa)
 {
     static const uint32_t rows[] = {8, 16, 32}, dims[] = {64, 128, 80, 36, 6};
     static const uint32_t heads[][2] = {{2, 2}, {9, 3}, {4, 1}, {8, 1}, {10, 2}};
+    /* Pages of fp8 differ in how a number is read. */
+    const bool in_turn = isa == ISA_SCALAR || kept == KV_E4M3 || TAP_SANITIZED;
     for (size_t d = 0; d < ARRAY_LEN(dims); d++)
         for (size_t h = 0; h < ARRAY_LEN(heads); h++) {
             double worst = 0;
             for (size_t r = 0; r < ARRAY_LEN(rows); r++) {
                 struct shape s = {rows[r], heads[h][0], heads[h][1], dims[d]};
-                if (isa == ISA_SCALAR && (d + h) % ARRAY_LEN(rows) != r)
+                if (in_turn && (d + h) % ARRAY_LEN(rows) != r)
                     continue;
-                uint32_t len = isa == ISA_SCALAR ? 130 : d < 2 ? 530 : 270;
+                uint32_t len = isa == ISA_SCALAR ? 130 : d < 2 && !TAP_SANITIZED ? 530 : 270;
                 worst = fmax(worst, borders_error(isa, s, len, 1));
                 double e = borders_error(isa, s, len, 512);
                 worst = e <= worst ? worst : e;
@@ -409,7 +413,7 @@ static void a_spoilt_row_spoils_no_other(enum isa isa)
         make_row(qkv + p * width, &s, 1, p);
     for (size_t i = 0; i < width; i++)
         qkv[BAD * width + i] = NAN;
-    struct batch_seq q = {0, LEN, 0, {w->blocks[0]}, 0, false, 0};
+    struct batch_seq q = {.n_rows = LEN, .blocks = {w->blocks[0]}};
     cpu_append(&w->be.base, &(struct append_args){.kv = &w->kv,
                                                   .layer = LAYER,
                                                   .heads = s.heads,
@@ -457,7 +461,7 @@ static void every_instruction_set_rounds_alike(enum isa isa)
     qkv[2 * DIM + 3] = 0x1p-10f;
     for (size_t i = 0; i < (size_t)DIM / 2 * ROWS; i++)
         w->t.cos[i] = 1, w->t.sin[i] = 0;
-    struct batch_seq q = {0, ROWS, 0, {w->blocks[0]}, 0, false, 0};
+    struct batch_seq q = {.n_rows = ROWS, .blocks = {w->blocks[0]}};
     cpu_append(&w->be.base, &(struct append_args){.kv = &w->kv,
                                                   .layer = LAYER,
                                                   .heads = 1,
@@ -490,9 +494,11 @@ int main(void)
         kept = KV_BF16;
         every_shape_agrees_with_float64(isa);
         how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 9, 3, 64}, 600);
-        how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){8, 8, 1, 128}, 530);
         how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){32, 5, 5, 80}, 330);
-        how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 10, 2, 64}, 270);
+        if (!TAP_SANITIZED) {
+            how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){8, 8, 1, 128}, 530);
+            how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 10, 2, 64}, 270);
+        }
         a_batch_of_sixteen_changes_no_bit(isa);
         a_spoilt_row_spoils_no_other(isa);
         kept = KV_E4M3;
