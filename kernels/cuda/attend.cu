@@ -115,12 +115,13 @@ bool has_sparse(const struct attend_call *c)
 bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t heads)
 {
     CHECK(g->block_rows == 8 || g->block_rows == 16 || g->block_rows == 32);
-    const uint32_t unit = g->type == KV_E4M3 ? 4 : 2; /* numbers: copies are of 4 bytes at least */
+    const bool fp8 = g->type == KV_E4M3;
+    const uint32_t unit = fp8 ? 4 : 2; /* numbers: copies are of 4 bytes at least */
     const bool shape = g->head_dim % unit == 0 && g->head_dim <= CUDA_MAX_DIM &&
                        heads % g->kv_heads == 0 && heads / g->kv_heads <= CUDA_FEW &&
                        g->kv_heads <= CUDA_MAX_KV_HEADS;
-    size_t few = attend_few_bytes(g->head_dim), many = attend_many_bytes(g->head_dim);
-    size_t need = attend_planned_bytes(g->head_dim);
+    size_t few = attend_few_bytes(g->head_dim, fp8), many = attend_many_bytes(g->head_dim, fp8);
+    size_t need = attend_planned_bytes(g->head_dim, fp8);
     need = few > need ? few : need;
     need = many > need ? many : need;
     if (shape && need <= b->attend->shared_max)
@@ -138,7 +139,7 @@ bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t h
                  "cuda: %u heads of %u numbers, %u of them KV heads: attention over pages of %s "
                  "takes a multiple of %u numbers, %d at most, and %d heads per KV head: use "
                  "--device cpu",
-                 heads, g->head_dim, g->kv_heads, unit == 4 ? "fp8" : "bf16", unit, CUDA_MAX_DIM,
+                 heads, g->head_dim, g->kv_heads, fp8 ? "fp8" : "bf16", unit, CUDA_MAX_DIM,
                  CUDA_FEW);
     return false;
 }

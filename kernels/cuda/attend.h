@@ -207,9 +207,9 @@ void attend_run_merge(struct cuda_backend *b, const void *params);
 void attend_prepare_few(void);
 void attend_prepare_many(void);
 void attend_prepare_planned(void);
-size_t attend_few_bytes(uint32_t dim);
-size_t attend_many_bytes(uint32_t dim);
-size_t attend_planned_bytes(uint32_t dim);
+size_t attend_few_bytes(uint32_t dim, bool fp8);
+size_t attend_many_bytes(uint32_t dim, bool fp8);
+size_t attend_planned_bytes(uint32_t dim, bool fp8);
 uint32_t attend_planned_ctas(uint32_t dim); /* per SM */
 
 static inline uint32_t attend_padded_dim(uint32_t dim)

@@ -12,10 +12,10 @@
 namespace
 {
 
-template <int DP> struct few {
+template <int DP, int ROWS> struct few {
     enum {
-        TILE_BYTES = CUDA_TILE * DP * 2, /* of K or V */
-        STAGES = DP == 64 ? 5 : 3,
+        TILE_BYTES = tile<DP, ROWS>::BYTES,
+        STAGES = (DP == 64 ? 5 : 3) * (ROWS & ROWS_FP8 ? 2 : 1),
         BYTES = STAGES * TILE_BYTES * 2,
         CTAS = DP == 256 ? 1 : 2, /* per SM at least */
     };
@@ -65,20 +65,20 @@ __device__ void weigh(const struct attend_call *c, struct exchange *x, float s[2
 }
 
 /* Adds probabilities times this warp's dimensions of V. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ void sum_values(const struct exchange *x, uint32_t v_at, float o[DP / 32][4], float l[4])
 {
     const uint32_t lane = threadIdx.x % 32, ones[2] = {0x3f803f80, 0x3f803f80};
-    const uint32_t first = threadIdx.x / 32 * (DP / 32); /* chunk */
+    const uint32_t first = threadIdx.x / 32 * (DP / 32); /* block of 8 */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint4 v = x->p[i][lane];
-        uint32_t a[4] = {v.x, v.y, v.z, v.w}, row = i * 16 + lane % 16;
+        uint32_t a[4] = {v.x, v.y, v.z, v.w};
         multiply(l, a, ones);
 #pragma unroll
         for (int j = 0; j < DP / 32; j += 2) {
             uint32_t b[4];
-            load_matrices_turned(b, v_at + chunk_at<DP>(row, first + j + lane / 16));
+            load_values<DP, ROWS>(b, v_at, i * 16, first + j);
             multiply(o[j], a, b);
             multiply(o[j + 1], a, b + 2);
         }
@@ -86,13 +86,14 @@ __device__ void sum_values(const struct exchange *x, uint32_t v_at, float o[DP /
 }
 
 /* The split's result: the final one where there is no other. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ void store(const struct attend_call *c, const struct attend_task *k, uint32_t split,
                       const struct few_state *st, float o[DP / 32][4])
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = k->n_rows * c->group;
     const bool whole = k->fold == FOLD_NONE;
     const size_t part = k->partial + (size_t)split * n;
+    pair_sums<ROWS, DP / 32>(o);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t query = lane / 4 + i * 8;
@@ -102,7 +103,7 @@ __device__ void store(const struct attend_call *c, const struct attend_task *k, 
         float m = st->m[i], l = st->l[i * 2];
 #pragma unroll
         for (int j = 0; j < DP / 32; j++) {
-            uint32_t x = warp * (DP / 4) + j * 8 + lane % 4 * 2;
+            uint32_t x = warp * (DP / 4) + pair_dim<ROWS>(j);
             float a = o[j][i * 2], b = o[j][i * 2 + 1];
             if (!whole)
                 *(float2 *)(c->part_o + (part + query) * DP + x) = make_float2(a, b);
@@ -131,7 +132,7 @@ __device__ void copy_next(const struct attend_task *k, const struct lane_pages *
 {
     if (n->ahead.split < n->end_split) {
         copy_tile<DP, ROWS>(pages, &n->at, n->ahead.pos, n->ahead.end, to,
-                            to + few<DP>::TILE_BYTES);
+                            to + few<DP, ROWS>::TILE_BYTES);
         cursor_step(&n->ahead, k);
         if (n->ahead.split < n->end_split)
             find_pages<false>(pages, &n->ahead, &n->at);
@@ -169,7 +170,7 @@ template <int DP> struct few_memory {
 template <int DP, int ROWS>
 __device__ void run_splits(const struct attend_call *c, uint8_t *ring, struct few_memory<DP> *m)
 {
-    constexpr int stages = few<DP>::STAGES, stage_bytes = few<DP>::TILE_BYTES * 2;
+    constexpr int stages = few<DP, ROWS>::STAGES, stage_bytes = few<DP, ROWS>::TILE_BYTES * 2;
     const struct attend_task *k = &m->task;
     const uint32_t at = shared_address(ring);
     const bool early = is_old(k);
@@ -200,7 +201,7 @@ __device__ void run_splits(const struct attend_call *c, uint8_t *ring, struct fe
     }
     __syncthreads();
     uint32_t q[DP / 16][4], causal[2];
-    load_queries<DP>(&m->queries, k->n_rows * c->group, q);
+    load_queries<DP, ROWS>(&m->queries, k->n_rows * c->group, q);
     for (int i = 0; i < 2; i++)
         causal[i] = query_limit(c, k, threadIdx.x % 32 / 4 + i * 8, false);
     float o[DP / 32][4] = {};
@@ -211,16 +212,15 @@ __device__ void run_splits(const struct attend_call *c, uint8_t *ring, struct fe
         const bool first = u.split < k->n_first;
         uint32_t limit[2] = {first ? k->first_end : causal[0], first ? k->first_end : causal[1]};
         copies_wait<stages - 2>();
-        widen_tile<DP, ROWS>(k_at, k_at + few<DP>::TILE_BYTES);
         __syncthreads(); /* the tile is there, and nobody reads the one before it any more */
         copy_next<DP, ROWS>(k, &pages, &next, at + (i + stages - 1) % stages * stage_bytes);
-        uint8_t *v = ring + stage * stage_bytes + few<DP>::TILE_BYTES;
+        uint8_t *v = ring + stage * stage_bytes + few<DP, ROWS>::TILE_BYTES;
         const bool mixed = !first && k->n_rows > 1 && u.pos + CUDA_TILE > k->pos + 1;
-        const bool bad = mixed && has_bad<DP>(v);
+        const bool bad = mixed && has_bad<DP, ROWS>(v);
         if (bad)
-            clear_bad<DP>(v, u.pos, m->first_bad);
+            clear_bad<DP, ROWS>(v, u.pos, m->first_bad);
         float s[2][4], alpha[2];
-        warp_score<DP>(q, k_at, s);
+        warp_score<DP, ROWS>(q, k_at, s);
         if (u.pos + CUDA_TILE > min(limit[0], limit[1]))
             hide(u.pos, limit, s);
         weigh(c, &m->x, s, &st, alpha);
@@ -230,19 +230,19 @@ __device__ void run_splits(const struct attend_call *c, uint8_t *ring, struct fe
 #pragma unroll
         for (int j = 0; j < 4; j++)
             st.l[j] *= alpha[j / 2];
-        sum_values<DP>(&m->x, k_at + few<DP>::TILE_BYTES, o, st.l);
+        sum_values<DP, ROWS>(&m->x, k_at + few<DP, ROWS>::TILE_BYTES, o, st.l);
         if (bad) {
 #pragma unroll
             for (int j = 0; j < DP / 32 * 4; j++)
-                if (m->first_bad[threadIdx.x / 32 * (DP / 4) + j / 4 * 8 + threadIdx.x % 4 * 2 +
-                                 j % 2] < limit[j / 2 % 2])
+                if (m->first_bad[threadIdx.x / 32 * (DP / 4) + sum_dim<ROWS>(j / 4, j % 2)] <
+                    limit[j / 2 % 2])
                     o[j / 4][j % 4] = NAN;
         }
         uint32_t split = u.split;
         cursor_step(&u, k);
         if (u.split == split)
             continue;
-        store<DP>(c, k, split, &st, o);
+        store<DP, ROWS>(c, k, split, &st, o);
 #pragma unroll
         for (int j = 0; j < DP / 32 * 4; j++)
             o[j / 4][j % 4] = 0;
@@ -267,7 +267,7 @@ template <int DP> __device__ void end_task(const struct attend_call *c, const st
 }
 
 template <int DP, int ROWS>
-__global__ void __launch_bounds__(CUDA_THREADS, few<DP>::CTAS)
+__global__ void __launch_bounds__(CUDA_THREADS, few<DP, ROWS>::CTAS)
     few_kernel(const __grid_constant__ struct attend_call c)
 {
     extern __shared__ __align__(128) uint8_t memory[];
@@ -294,7 +294,7 @@ template <int DP, int ROWS> void launch(struct cuda_backend *b, const struct att
     cudaLaunchConfig_t how = {};
     how.gridDim = dim3(c->n_tasks);
     how.blockDim = dim3(CUDA_THREADS);
-    how.dynamicSmemBytes = few<DP>::BYTES;
+    how.dynamicSmemBytes = few<DP, ROWS>::BYTES;
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
@@ -313,15 +313,16 @@ void attend_prepare_few(void)
 {
     attend_each_shape([](auto s) {
         (void)cudaFuncSetAttribute(few_kernel<s.DP, s.ROWS>,
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, few<s.DP>::BYTES);
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   few<s.DP, s.ROWS>::BYTES);
         (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
     });
 }
 
-size_t attend_few_bytes(uint32_t dim)
+size_t attend_few_bytes(uint32_t dim, bool fp8)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, false,
-                    [&](auto s) { bytes = few<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
+    attend_by_shape(dim, fp8,
+                    [&](auto s) { bytes = few<s.DP, s.ROWS>::BYTES + s.DP * sizeof(uint32_t); });
     return bytes + sizeof(struct few_memory<CUDA_MAX_DIM>);
 }

@@ -15,12 +15,15 @@ template <int DP> struct many {
     enum {
         M = DP == 256 ? 1 : 2, /* 16 queries each, per warp */
         QUERIES = M * 16 * 4,
-        TILE_BYTES = CUDA_TILE * DP * 2,
         QUERY_BYTES = QUERIES * DP * 2,
-        BYTES = QUERY_BYTES + 2 * TILE_BYTES * 2,
         CTAS = DP == 256 ? 1 : 2,
     };
 };
+
+template <int DP, int ROWS> static constexpr int memory_bytes()
+{
+    return many<DP>::QUERY_BYTES + 4 * tile<DP, ROWS>::BYTES;
+}
 
 template <int DP> struct sums {
     float o[many<DP>::M][DP / 8][4];
@@ -45,8 +48,8 @@ template <int DP> __device__ uint32_t query_of(int i, int half)
     return (threadIdx.x / 32 * many<DP>::M + i) * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 
-/* Each warp brings its own queries; what is missing is zero. */
-template <int DP>
+/* Each warp brings its own queries, their dimensions in the order of load_keys; what is missing is zero. */
+template <int DP, int ROWS>
 __device__ void copy_queries(const struct attend_call *c, const struct attend_task *k, uint8_t *to)
 {
     const uint32_t lane = threadIdx.x % 32, n = k->n_rows * c->group;
@@ -56,14 +59,16 @@ __device__ void copy_queries(const struct attend_call *c, const struct attend_ta
 #pragma unroll
         for (uint32_t x = lane * 2; x < DP; x += 64) {
             uint32_t v = query < n && x < c->dim ? pack(q[x], q[x + 1]) : 0;
-            *(uint32_t *)(to + chunk_at<DP>(query, x / 8) + x % 8 * 2) = v;
+            const uint32_t at = ROWS & ROWS_FP8 ? x / 16 * 16 + x % 16 / 4 * 2 + x % 4 / 2 * 8 : x;
+            *(uint32_t *)(to + chunk_at<DP>(query, at / 8) + at % 8 * 2) = v;
         }
     }
 }
 
-template <int DP> __device__ void score(uint32_t q_at, uint32_t k_at, float s[many<DP>::M][8][4])
+template <int DP, int ROWS>
+__device__ void score(uint32_t q_at, uint32_t k_at, float s[many<DP>::M][8][4])
 {
-    const uint32_t lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, odd = lane / 8 % 2;
+    const uint32_t lane = threadIdx.x % 32;
     const uint32_t query = threadIdx.x / 32 * many<DP>::M * 16 + lane % 16;
 #pragma unroll
     for (int i = 0; i < many<DP>::M * 32; i++)
@@ -77,7 +82,7 @@ template <int DP> __device__ void score(uint32_t q_at, uint32_t k_at, float s[ma
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t b[4];
-            load_matrices(b, k_at + chunk_at<DP>(row + j * 16, 2 * d + odd));
+            load_keys<DP, ROWS>(b, k_at, j * 16, d);
 #pragma unroll
             for (int i = 0; i < many<DP>::M; i++) {
                 multiply(s[i][2 * j], a[i], b);
@@ -133,13 +138,13 @@ __device__ void weigh(float scale, float s[8][4], float o[DP / 8][4], float l[4]
         l[j] *= alpha[j / 2];
 }
 
-template <int DP>
+template <int DP, int ROWS>
 __device__ void sum_values(uint32_t v_at, float s[many<DP>::M][8][4], struct sums<DP> *sum)
 {
-    const uint32_t lane = threadIdx.x % 32, ones[2] = {0x3f803f80, 0x3f803f80};
+    const uint32_t ones[2] = {0x3f803f80, 0x3f803f80};
 #pragma unroll
     for (int p = 0; p < 4; p++) {
-        uint32_t a[many<DP>::M][4], row = p * 16 + lane % 16;
+        uint32_t a[many<DP>::M][4];
 #pragma unroll
         for (int i = 0; i < many<DP>::M; i++) {
 #pragma unroll
@@ -150,7 +155,7 @@ __device__ void sum_values(uint32_t v_at, float s[many<DP>::M][8][4], struct sum
 #pragma unroll
         for (int j = 0; j < DP / 8; j += 2) {
             uint32_t b[4];
-            load_matrices_turned(b, v_at + chunk_at<DP>(row, j + lane / 16));
+            load_values<DP, ROWS>(b, v_at, p * 16, j);
 #pragma unroll
             for (int i = 0; i < many<DP>::M; i++) {
                 multiply(sum->o[i][j], a[i], b);
@@ -166,7 +171,7 @@ enum split_end {
 };
 
 /* Folds the sums of 16 queries' halves into their partial result so far. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ void fold_into(const float *po, float2 ml, float o[DP / 8][4], int h, float *m, float *l)
 {
     struct fold f = fold_of(ml.x, *m);
@@ -174,37 +179,41 @@ __device__ void fold_into(const float *po, float2 ml, float o[DP / 8][4], int h,
     *l = fold_sum(f, ml.y, *l);
 #pragma unroll
     for (int j = 0; j < DP / 8; j++) {
-        float2 so_far = *(const float2 *)(po + j * 8);
+        float2 so_far = *(const float2 *)(po + pair_dim<ROWS>(j));
         o[j][h] = fold_sum(f, so_far.x, o[j][h]);
         o[j][h + 1] = fold_sum(f, so_far.y, o[j][h + 1]);
     }
 }
 
 /* What happens to a split's sums; `part` is the partial result of the task's first query. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ void end_split(const struct attend_call *c, const struct attend_task *k, size_t part,
                           int how, struct sums<DP> *s)
 {
     const uint32_t t = threadIdx.x % 4, n = k->n_rows * c->group;
 #pragma unroll
+    for (int i = 0; i < many<DP>::M; i++)
+        pair_sums<ROWS, DP / 8>(s->o[i]);
+#pragma unroll
     for (int i = 0; i < many<DP>::M * 2; i++) {
         const uint32_t query = query_of<DP>(i / 2, i % 2);
         const int h = i % 2 * 2;
         float2 *ml = c->part_ml + part + query;
-        float *po = c->part_o + (part + query) * DP + t * 2;
+        float *po = c->part_o + (part + query) * DP;
         float m = s->m[i / 2][i % 2], l = s->l[i / 2][h];
         if (query < n && (how & SPLIT_FOLD))
-            fold_into<DP>(po, *ml, s->o[i / 2], h, &m, &l);
+            fold_into<DP, ROWS>(po, *ml, s->o[i / 2], h, &m, &l);
         __syncwarp(); /* four lanes have read ml, which one of them writes */
         if (query < n) {
             const size_t at = result_at(c, k, query);
 #pragma unroll
             for (int j = 0; j < DP / 8; j++) {
                 const float *o = s->o[i / 2][j] + h;
+                const uint32_t x = pair_dim<ROWS>(j);
                 if (!(how & SPLIT_FINAL))
-                    *(float2 *)(po + j * 8) = make_float2(o[0], o[1]);
-                else if (j * 8 + t * 2 < c->dim)
-                    *(float2 *)(c->out + at * c->dim + j * 8 + t * 2) =
+                    *(float2 *)(po + x) = make_float2(o[0], o[1]);
+                else if (x < c->dim)
+                    *(float2 *)(c->out + at * c->dim + x) =
                         make_float2(finish(o[0], l), finish(o[1], l));
             }
             if (t == 0 && !(how & SPLIT_FINAL))
@@ -217,7 +226,7 @@ __device__ void end_split(const struct attend_call *c, const struct attend_task 
 }
 
 /* Sums that see a value that was taken out are no numbers. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ void spoil(const struct attend_call *c, const struct attend_task *k,
                       const uint32_t first_bad[DP], bool first, struct sums<DP> *sum)
 {
@@ -226,7 +235,7 @@ __device__ void spoil(const struct attend_call *c, const struct attend_task *k,
         uint32_t limit = query_limit(c, k, query_of<DP>(i / 2, i % 2), first);
 #pragma unroll
         for (int j = 0; j < DP / 8 * 2; j++)
-            if (first_bad[j / 2 * 8 + threadIdx.x % 4 * 2 + j % 2] < limit)
+            if (first_bad[sum_dim<ROWS>(j / 2, j % 2)] < limit)
                 sum->o[i / 2][j / 2][i % 2 * 2 + j % 2] = NAN;
     }
 }
@@ -236,7 +245,7 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     many_kernel(const __grid_constant__ struct attend_call c)
 {
     extern __shared__ __align__(128) uint8_t memory[];
-    constexpr int tile_bytes = many<DP>::TILE_BYTES;
+    constexpr int tile_bytes = tile<DP, ROWS>::BYTES;
     __shared__ struct attend_task task; /* registers are short */
     __shared__ uint32_t first_bad[DP];
     const struct attend_task *k = &task;
@@ -262,14 +271,13 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
     cursor_step(&ahead, k);
     if (ahead.split < end_of_item)
         find_pages<false>(&pages, &ahead, &ids);
-    copy_queries<DP>(&c, k, memory);
+    copy_queries<DP, ROWS>(&c, k, memory);
     struct sums<DP> sum;
     clear(&sum);
 
     for (uint32_t turn = 0; u.split < end_of_item; turn ^= 1) {
         uint32_t k_at = ring + turn * tile_bytes * 2, to = ring + (turn ^ 1) * tile_bytes * 2;
         copies_wait<0>();
-        widen_tile<DP, ROWS>(k_at, k_at + tile_bytes);
         __syncthreads(); /* the tile is there, and nobody reads the one before it any more */
         if (ahead.split < end_of_item) {
             copy_tile<DP, ROWS>(&pages, &ids, ahead.pos, ahead.end, to, to + tile_bytes);
@@ -281,28 +289,28 @@ __global__ void __launch_bounds__(CUDA_THREADS, many<DP>::CTAS)
         bool first = u.split < k->n_first;
         const bool mixed = u.pos + CUDA_TILE > query_limit(&c, k, 0, first);
         uint8_t *v = memory + many<DP>::QUERY_BYTES + (turn * 2 + 1) * tile_bytes;
-        const bool bad = mixed && has_bad<DP>(v);
+        const bool bad = mixed && has_bad<DP, ROWS>(v);
         if (bad)
-            clear_bad<DP>(v, u.pos, first_bad);
+            clear_bad<DP, ROWS>(v, u.pos, first_bad);
         float s[many<DP>::M][8][4];
-        score<DP>(q_at, k_at, s);
+        score<DP, ROWS>(q_at, k_at, s);
         if (mixed)
             hide<DP>(&c, k, u.pos, first, s);
 #pragma unroll
         for (int i = 0; i < many<DP>::M; i++)
             weigh<DP>(c.scale, s[i], sum.o[i], sum.l[i], sum.m[i]);
-        sum_values<DP>(k_at + tile_bytes, s, &sum);
+        sum_values<DP, ROWS>(k_at + tile_bytes, s, &sum);
         if (bad)
-            spoil<DP>(&c, k, first_bad, first, &sum);
+            spoil<DP, ROWS>(&c, k, first_bad, first, &sum);
         uint32_t split = u.split;
         cursor_step(&u, k);
         if (u.split == split)
             continue;
         size_t part = k->partial + (alone ? 0 : (size_t)split * k->n_rows * c.group);
-        end_split<DP>(&c, k, part,
-                      (alone && split > first_split ? SPLIT_FOLD : 0) |
-                          (alone && u.split == end_of_item ? SPLIT_FINAL : 0),
-                      &sum);
+        end_split<DP, ROWS>(&c, k, part,
+                            (alone && split > first_split ? SPLIT_FOLD : 0) |
+                                (alone && u.split == end_of_item ? SPLIT_FINAL : 0),
+                            &sum);
         clear(&sum);
     }
 }
@@ -316,7 +324,7 @@ template <int DP, int ROWS> void launch(struct cuda_backend *b, const struct att
     cudaLaunchConfig_t how = {};
     how.gridDim = dim3(c->n_tasks);
     how.blockDim = dim3(CUDA_THREADS);
-    how.dynamicSmemBytes = many<DP>::BYTES;
+    how.dynamicSmemBytes = memory_bytes<DP, ROWS>();
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
@@ -335,15 +343,16 @@ void attend_prepare_many(void)
 {
     attend_each_shape([](auto s) {
         (void)cudaFuncSetAttribute(many_kernel<s.DP, s.ROWS>,
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, many<s.DP>::BYTES);
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   memory_bytes<s.DP, s.ROWS>());
         (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
     });
 }
 
-size_t attend_many_bytes(uint32_t dim)
+size_t attend_many_bytes(uint32_t dim, bool fp8)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, false,
-                    [&](auto s) { bytes = many<s.DP>::BYTES + s.DP * sizeof(uint32_t); });
+    attend_by_shape(
+        dim, fp8, [&](auto s) { bytes = memory_bytes<s.DP, s.ROWS>() + s.DP * sizeof(uint32_t); });
     return bytes + sizeof(struct attend_task);
 }

@@ -1,7 +1,7 @@
 /* What the attention kernels do alike: matrix instructions, pages into shared memory, folding.
  *
- * A tile of K or V in shared memory is CUDA_TILE rows of DP bf16 numbers; the 16-byte chunk c of row r
- * lies at chunk c ^ (r & 7), so that ldmatrix meets no bank twice. Positions that do not exist are
+ * A tile of K or V in shared memory is CUDA_TILE rows of DP numbers, bf16 or fp8 as in pages; the 16-byte chunk c
+ * of row r lies at chunk c ^ (r & 7), so that ldmatrix meets no bank twice. Positions that do not exist are
  * zeros: what lies in their place in a page may be NaN, and 0 * NaN is not 0. */
 #ifndef KERNELS_CUDA_ATTEND_MMA_H
 #define KERNELS_CUDA_ATTEND_MMA_H
@@ -31,6 +31,22 @@ __device__ static inline void load_matrices_turned(uint32_t r[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ static inline void load_matrices_2(uint32_t r[2], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1},[%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ static inline void load_matrices_turned_2(uint32_t r[2], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1},[%2];"
+                 : "=r"(r[0]), "=r"(r[1])
                  : "r"(at)
                  : "memory");
 }
@@ -68,23 +84,6 @@ __device__ static inline void copy_4(uint32_t to, const void *from, bool exists)
 {
     asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;" ::"r"(to), "l"(from),
                  "r"(exists ? 4 : 0)
-                 : "memory");
-}
-
-__device__ static inline uint4 load_16(uint32_t at)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
-__device__ static inline void store_16(uint32_t at, uint4 v)
-{
-    asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
                  : "memory");
 }
 
@@ -200,13 +199,22 @@ template <int DP> __device__ static inline uint32_t chunk_at(uint32_t row, uint3
     return row * (DP * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-/* A warp's 16 rows of a tile of fp8 come into the second half of their place, as they are, and are made bf16 in
- * place (widen_tile) once they are there: bytes travel as they lie in pages, and all behind reads one kind of
- * tile. */
+/* The same of a tile of fp8: 16 numbers to a chunk. Rows of 64 bytes lie in pairs. */
+template <int DP> __device__ static inline uint32_t chunk8_at(uint32_t row, uint32_t chunk)
+{
+    return row * DP + ((chunk ^ ((DP == 64 ? row / 2 : row) & (DP == 64 ? 3 : 7))) << 4);
+}
+
+template <int DP, int ROWS> struct tile {
+    enum { BYTES = CUDA_TILE * DP * (ROWS & ROWS_FP8 ? 1 : 2) }; /* of K or V */
+};
+
+/* copy_tile() of pages of fp8: bytes travel as they are. */
 template <int DP, bool WHOLE>
 __device__ static inline void copy_tile8(const struct lane_pages *p, const struct tile_pages *t,
                                          uint32_t pos, uint32_t end, uint32_t k_at, uint32_t v_at)
 {
+    constexpr uint32_t chunks = DP / 16, rows = 32 / chunks; /* rows of one instruction */
     const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     const uint32_t in_page = (1u << p->shift) - 1, dim = WHOLE ? DP : p->dim;
     const size_t v_part = (size_t)dim << p->shift;
@@ -214,63 +222,34 @@ __device__ static inline void copy_tile8(const struct lane_pages *p, const struc
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
         const block_id b = t->pages[half];
-        const uint32_t mask = t->masks[half], at = pos + first + half * 8;
-        const uint32_t to = first * (DP * 2) + 16 * DP + half * 8 * DP;
+        const uint32_t mask = t->masks[half], r0 = first + half * 8;
         const uint8_t *page =
             (b & BLOCK_IN_DRAM ? p->dram : p->hbm) + (size_t)(b & ~BLOCK_IN_DRAM) * p->block_bytes;
         if (WHOLE && all) {
-            const uint8_t *from = page + (at & in_page) * DP;
+            const uint8_t *from = page + ((pos + r0) & in_page) * DP + lane * 16;
 #pragma unroll
-            for (uint32_t i = lane * 16; i < 8 * DP; i += 512) {
-                copy_16(k_at + to + i, from + i, true);
-                copy_16(v_at + to + i, from + i + v_part, true);
+            for (uint32_t i = 0; i < 8; i += rows) {
+                const uint32_t to = chunk8_at<DP>(r0 + i + lane / chunks, lane % chunks);
+                copy_16(k_at + to, from + i * DP, true);
+                copy_16(v_at + to, from + i * DP + v_part, true);
             }
-        } else { /* four numbers at once */
+        } else {
 #pragma unroll 1
-            for (uint32_t i = lane; i < 8 * DP / 4; i += 32) {
-                const uint32_t r = i / (DP / 4), x = i % (DP / 4) * 4, row = (at + r) & in_page;
-                const bool exists = at + r < end && x < dim && (mask >> row & 1);
+            for (uint32_t i = lane; i < 8 * DP / 4; i += 32) { /* four numbers */
+                const uint32_t r = r0 + i / (DP / 4), x = i % (DP / 4) * 4;
+                const uint32_t row = (pos + r) & in_page;
+                const bool exists = pos + r < end && x < dim && (mask >> row & 1);
                 const size_t from = exists ? row * (size_t)dim + x : 0;
-                copy_4(k_at + to + i * 4, page + from, exists);
-                copy_4(v_at + to + i * 4, page + v_part + from, exists);
+                const uint32_t to = chunk8_at<DP>(r, x / 16) + x % 16;
+                copy_4(k_at + to, page + from, exists);
+                copy_4(v_at + to, page + v_part + from, exists);
             }
         }
-    }
-}
-
-/* Makes this warp's rows of a tile of fp8, which it has waited for, bf16; of bf16 nothing. A chunk of 16 numbers
- * becomes two: every other four lanes write the second one first, so that eight lanes meet no bank twice. */
-template <int DP, int ROWS> __device__ static inline void widen_tile(uint32_t k_at, uint32_t v_at)
-{
-    if constexpr ((ROWS & ROWS_FP8) != 0) {
-        constexpr uint32_t chunks = DP / 16, each = DP / 32; /* of a lane */
-        const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++) {
-            const uint32_t at = half == 0 ? k_at : v_at;
-            const uint32_t raw = at + first * (DP * 2) + 16 * DP + lane * 16;
-            uint4 x[each];
-            __syncwarp();
-#pragma unroll
-            for (uint32_t i = 0; i < each; i++)
-                x[i] = load_16(raw + i * 512);
-            __syncwarp();
-#pragma unroll
-            for (uint32_t i = 0; i < each; i++) {
-                const uint32_t r = first + (lane + i * 32) / chunks, c = lane % chunks;
-                const uint32_t turned = c / 4 % 2;
-                const uint4 low = fp8_widen8(make_uint2(x[i].x, x[i].y));
-                const uint4 high = fp8_widen8(make_uint2(x[i].z, x[i].w));
-                store_16(at + chunk_at<DP>(r, 2 * c + turned), turned ? high : low);
-                store_16(at + chunk_at<DP>(r, 2 * c + 1 - turned), turned ? low : high);
-            }
-        }
-        __syncwarp();
     }
 }
 
 /* Starts copying this warp's rows of the tile at pos; all of them, where pages are whole, with next to no
- * arithmetic. WHOLE: head_dim is DP. */
+ * arithmetic. */
 template <int DP, int ROWS>
 __device__ static inline void copy_tile(const struct lane_pages *p, const struct tile_pages *t,
                                         uint32_t pos, uint32_t end, uint32_t k_at, uint32_t v_at)
@@ -320,43 +299,132 @@ __device__ static inline void copy_tile(const struct lane_pages *p, const struct
     }
 }
 
+/* ---- tiles as operands ----
+ *
+ * Numbers of fp8 become bf16 on their way into registers. A lane of ldmatrix has two words of 16 bits, so four
+ * numbers of fp8 where it has two of bf16, and these decide which dimension is which of the instruction:
+ *   - keys: of every 16 dimensions, lane 4g + t has 4t and 4t + 1 as numbers 2t and 2t + 1, 4t + 2 and
+ *     4t + 3 as 2t + 8 and 2t + 9; queries lie likewise (load_queries), and a sum of 16 has no order (on sm_90);
+ *   - values: of every 16 dimensions, column n of the first block is dimension 2n and of the second 2n + 1. */
+
+/* Of 16 rows from `row` on, dimensions 16 i to 16 i + 15: of the first 8 rows and of the other. */
+template <int DP, int ROWS>
+__device__ static inline void load_keys(uint32_t b[4], uint32_t k_at, uint32_t row, uint32_t i)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr ((ROWS & ROWS_FP8) == 0) {
+        load_matrices(b, k_at + chunk_at<DP>(row + lane % 8 + lane / 16 * 8, 2 * i + lane / 8 % 2));
+    } else {
+        uint32_t w[2];
+        load_matrices_2(w, k_at + chunk8_at<DP>(row + lane % 16, i));
+        const uint2 low = fp8_widen4(w[0]), high = fp8_widen4(w[1]);
+        b[0] = low.x;
+        b[1] = low.y;
+        b[2] = high.x;
+        b[3] = high.y;
+    }
+}
+
+/* Of 16 rows from `row` on, blocks j and j + 1 of 8 dimensions; j is even. */
+template <int DP, int ROWS>
+__device__ static inline void load_values(uint32_t b[4], uint32_t v_at, uint32_t row, uint32_t j)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr ((ROWS & ROWS_FP8) == 0) {
+        load_matrices_turned(b, v_at + chunk_at<DP>(row + lane % 16, j + lane / 16));
+    } else {
+        uint32_t w[2];
+        load_matrices_turned_2(w, v_at + chunk8_at<DP>(row + lane % 16, j / 2));
+        const uint2 low = fp8_widen4(__byte_perm(w[0], 0, 0x3120)),
+                    high = fp8_widen4(__byte_perm(w[1], 0, 0x3120));
+        b[0] = low.x;
+        b[1] = high.x;
+        b[2] = low.y;
+        b[3] = high.y;
+    }
+}
+
+/* The dimension of number e (0 or 1 of a query) of this lane's sums of block j. */
+template <int ROWS> __device__ static inline uint32_t sum_dim(uint32_t j, uint32_t e)
+{
+    const uint32_t t = threadIdx.x % 4;
+    return ROWS & ROWS_FP8 ? j / 2 * 16 + t * 4 + e * 2 + j % 2 : j * 8 + t * 2 + e;
+}
+
+/* Sums of all N blocks so that a block has two neighbouring dimensions of a query, from pair_dim(j) on. */
+template <int ROWS, int N> __device__ static inline void pair_sums(float o[N][4])
+{
+    if constexpr ((ROWS & ROWS_FP8) != 0)
+#pragma unroll
+        for (int j = 0; j < N; j += 2)
+#pragma unroll
+            for (int h = 0; h < 4; h += 2) {
+                const float x = o[j][h + 1];
+                o[j][h + 1] = o[j + 1][h];
+                o[j + 1][h] = x;
+            }
+}
+
+template <int ROWS> __device__ static inline uint32_t pair_dim(uint32_t j)
+{
+    const uint32_t t = threadIdx.x % 4;
+    return ROWS & ROWS_FP8 ? j / 2 * 16 + t * 4 + j % 2 * 2 : j * 8 + t * 2;
+}
+
 /* ---- values that are no numbers ----
  *
  * Rows of a tile that a query does not see have probability 0, and 0 times what they hold is 0 unless that
  * is infinite or no number: then it would reach rows before them. Where queries see different parts of a
  * tile, such values are taken out, and sums that do see one become NaN. */
 
-__device__ static inline bool is_bad(uint32_t half)
+/* Of the two bf16 or four fp8 in a word, any. */
+template <int ROWS> __device__ static inline bool has_bad_word(uint32_t w)
 {
-    return (half & 0x7f80) == 0x7f80;
+    if (ROWS & ROWS_FP8)
+        return __vcmpeq4(w & 0x7f7f7f7fu, 0x7f7f7f7fu) != 0;
+    return (w & 0x7f80) == 0x7f80 || (w >> 16 & 0x7f80) == 0x7f80;
 }
 
 /* Whether a tile of V has such values; all threads of a CTA. */
-template <int DP> __device__ static inline bool has_bad(const uint8_t *v)
+template <int DP, int ROWS> __device__ static inline bool has_bad(const uint8_t *v)
 {
     bool bad = false;
 #pragma unroll 4
-    for (uint32_t i = threadIdx.x; i < CUDA_TILE * DP / 8; i += CUDA_THREADS) {
+    for (uint32_t i = threadIdx.x; i < tile<DP, ROWS>::BYTES / 16; i += CUDA_THREADS) {
         uint4 x = *(const uint4 *)(v + i * 16);
-        bad = bad || is_bad(x.x) || is_bad(x.x >> 16) || is_bad(x.y) || is_bad(x.y >> 16) ||
-              is_bad(x.z) || is_bad(x.z >> 16) || is_bad(x.w) || is_bad(x.w >> 16);
+        bad = bad || has_bad_word<ROWS>(x.x) || has_bad_word<ROWS>(x.y) ||
+              has_bad_word<ROWS>(x.z) || has_bad_word<ROWS>(x.w);
     }
     return __syncthreads_or(bad) != 0;
 }
 
+/* Takes one out, if it is. */
+template <int DP, int ROWS>
+__device__ static inline bool clear_number(uint8_t *v, uint32_t row, uint32_t dim)
+{
+    if (ROWS & ROWS_FP8) {
+        uint8_t *at = v + chunk8_at<DP>(row, dim / 16) + dim % 16;
+        const bool bad = (*at & 0x7f) == 0x7f;
+        if (bad)
+            *at = 0;
+        return bad;
+    }
+    uint16_t *at = (uint16_t *)(v + chunk_at<DP>(row, dim / 8) + dim % 8 * 2);
+    const bool bad = (*at & 0x7f80) == 0x7f80;
+    if (bad)
+        *at = 0;
+    return bad;
+}
+
 /* Takes them out; first[dimension]: the first position of the tile at pos that had one. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ static inline void clear_bad(uint8_t *v, uint32_t pos, uint32_t first[DP])
 {
     for (uint32_t x = threadIdx.x; x < DP; x += CUDA_THREADS) {
         first[x] = ~0u;
-        for (uint32_t r = CUDA_TILE; r-- > 0;) {
-            uint16_t *at = (uint16_t *)(v + chunk_at<DP>(r, x / 8) + x % 8 * 2);
-            if (!is_bad(*at))
-                continue;
-            *at = 0;
-            first[x] = pos + r;
-        }
+        for (uint32_t r = CUDA_TILE; r-- > 0;)
+            if (clear_number<DP, ROWS>(v, r, x))
+                first[x] = pos + r;
     }
     __syncthreads();
 }
@@ -412,7 +480,7 @@ __device__ static inline void copy_queries(const struct attend_call *c, const st
 }
 
 /* The first operand of a matrix instruction, of n queries that are there. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ static inline void load_queries(const struct query_rows<DP> *from, uint32_t n,
                                            uint32_t a[DP / 16][4])
 {
@@ -425,26 +493,26 @@ __device__ static inline void load_queries(const struct query_rows<DP> *from, ui
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float2 x = make_float2(0, 0);
+                const uint32_t dim = ROWS & ROWS_FP8 ? s * 16 + lane % 4 * 4 + half * 2
+                                                     : s * 16 + half * 8 + lane % 4 * 2;
                 if (query < n)
-                    x = *(const float2 *)&from->of[query][s * 16 + half * 8 + lane % 4 * 2];
+                    x = *(const float2 *)&from->of[query][dim];
                 a[s][half * 2 + i] = pack(x.x, x.y);
             }
     }
 }
 
 /* Scores of 16 queries and this warp's 16 positions of a tile. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ static inline void warp_score(const uint32_t a[DP / 16][4], uint32_t k_at, float s[2][4])
 {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t row = threadIdx.x / 32 * 16 + lane % 8 + lane / 16 * 8, odd = lane / 8 % 2;
 #pragma unroll
     for (int i = 0; i < 2; i++)
         s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
 #pragma unroll
     for (int i = 0; i < DP / 16; i++) {
         uint32_t b[4];
-        load_matrices(b, k_at + chunk_at<DP>(row, 2 * i + odd));
+        load_keys<DP, ROWS>(b, k_at, threadIdx.x / 32 * 16, i);
         multiply(s[0], a[i], b);
         multiply(s[1], a[i], b + 2);
     }

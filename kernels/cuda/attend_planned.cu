@@ -25,11 +25,15 @@ enum {
     ESTIMATE_WEIGHT = 4 /* of a split of estimates */
 };
 
-template <int DP> struct planned {
+template <int DP, int ROWS> struct planned {
     enum {
-        TILE_BYTES = CUDA_TILE * DP * 2, /* of K or V */
-        STAGES = DP == 64 ? 5 : 3,
-        BYTES = STAGES * TILE_BYTES * 2,
+        TILE_BYTES = tile<DP, ROWS>::BYTES,
+        STAGES = DP == 64 || ROWS & ROWS_FP8 ? 5 : 3,
+        /* Warps meet in a tile's place, unless that is too small. */
+        MEETING_BYTES = ROWS & ROWS_FP8 ? sizeof(struct warp_meeting<DP>) : 0,
+        PAGE_BYTES = STAGES * TILE_BYTES * 2 + MEETING_BYTES,
+        ESTIMATE_BYTES = sizeof(struct estimate_memory<DP>),
+        BYTES = (int)PAGE_BYTES > (int)ESTIMATE_BYTES ? (int)PAGE_BYTES : (int)ESTIMATE_BYTES,
         CTAS = DP == 256 ? 1 : 2, /* per SM */
     };
 };
@@ -281,13 +285,13 @@ __device__ void copy_next(struct planned_memory<DP> *m, struct ahead *a, uint32_
                           uint32_t stage)
 {
     if (a->entry < ENTRIES) {
-        const uint32_t to = ring + stage * planned<DP>::TILE_BYTES * 2;
+        const uint32_t to = ring + stage * planned<DP, ROWS>::TILE_BYTES * 2;
         const struct entry *e = &m->entries[a->entry];
         if (threadIdx.x % 32 < 2)
             m->masks[stage][threadIdx.x / 32][threadIdx.x % 32] =
                 threadIdx.x % 32 == 0 ? a->at.masks[0] : a->at.masks[1];
         copy_tile<DP, ROWS>(&e->pages, &a->at, a->u.pos, a->u.end, to,
-                            to + planned<DP>::TILE_BYTES);
+                            to + planned<DP, ROWS>::TILE_BYTES);
         a->u.pos += CUDA_TILE;
         if (a->u.pos >= a->u.end) {
             if (++a->u.split < e->end) {
@@ -360,8 +364,10 @@ __device__ void arrive(const struct attend_call *c, const struct entry *e, uint3
 template <int DP, int ROWS>
 __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP> *m, uint8_t *ring)
 {
-    constexpr int stages = planned<DP>::STAGES, stage_bytes = planned<DP>::TILE_BYTES * 2;
-    static_assert(sizeof(struct warp_meeting<DP>) <= stage_bytes, "a tile's place is enough");
+    constexpr int stages = planned<DP, ROWS>::STAGES,
+                  stage_bytes = planned<DP, ROWS>::TILE_BYTES * 2;
+    constexpr bool apart = planned<DP, ROWS>::MEETING_BYTES != 0;
+    static_assert(apart || sizeof(struct warp_meeting<DP>) <= stage_bytes, "a tile's place");
     const uint32_t at = shared_address(ring), warp = threadIdx.x / 32;
     const uint32_t in_page = (1u << c->page_shift) - 1;
     struct ahead next = {};
@@ -390,7 +396,7 @@ __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP>
         }
         if (e->from < e->end) {
             __syncthreads();
-            load_queries<DP>(&m->queries, c->group, q);
+            load_queries<DP, ROWS>(&m->queries, c->group, q);
         }
 #pragma unroll 1
         for (struct cursor u = {e->from, 0, 0}; u.split < e->end; u.split++) {
@@ -404,20 +410,19 @@ __device__ void run_pages(const struct attend_call *c, struct planned_memory<DP>
                 __syncwarp(); /* this warp's rows are there */
                 const uint32_t rows[2] = {m->masks[stage][warp][0], m->masks[stage][warp][1]};
                 if (pos < u.end) {
-                    widen_tile<DP, ROWS>(k_at, k_at + planned<DP>::TILE_BYTES);
                     float s[2][4];
                     uint32_t p[4];
-                    warp_score<DP>(q, k_at, s);
+                    warp_score<DP, ROWS>(q, k_at, s);
                     if (pos + 16 > u.end || (rows[0] & rows[1]) != ~0u)
                         hide(pos, u.end, rows, in_page, s);
                     warp_weigh<DP>(c->scale, s, &sum, p);
-                    warp_add<DP>(p, k_at + planned<DP>::TILE_BYTES, &sum);
+                    warp_add<DP, ROWS>(p, k_at + planned<DP, ROWS>::TILE_BYTES, &sum);
                 }
                 if (u.pos + CUDA_TILE >= u.end) {
                     struct place<DP> to = place_of<DP>(c, e, u.split);
-                    warp_meet<DP>(&sum, e->parts.n,
-                                  (struct warp_meeting<DP> *)(ring + stage * stage_bytes), to.o,
-                                  to.ml);
+                    uint8_t *meeting = ring + (apart ? stages : stage) * stage_bytes;
+                    warp_meet<DP, ROWS>(&sum, e->parts.n, (struct warp_meeting<DP> *)meeting, to.o,
+                                        to.ml);
                 }
                 __syncwarp(); /* none of this warp reads them any more */
                 copy_next<DP, ROWS>(m, &next, at, stage);
@@ -434,7 +439,6 @@ template <int DP, int ROWS>
 __device__ void run_estimates(const struct attend_call *c, const struct planned_memory<DP> *m,
                               uint8_t *memory)
 {
-    static_assert(sizeof(struct estimate_memory<DP>) <= planned<DP>::BYTES, "fits");
     const struct attend_set *s = &c->set;
 #pragma unroll 1
     for (uint32_t i = 0; i < ENTRIES; i++) {
@@ -468,7 +472,7 @@ __device__ void run_estimates(const struct attend_call *c, const struct planned_
 }
 
 template <int DP, int ROWS>
-__global__ void __launch_bounds__(CUDA_THREADS, planned<DP>::CTAS)
+__global__ void __launch_bounds__(CUDA_THREADS, planned<DP, ROWS>::CTAS)
     planned_kernel(const __grid_constant__ struct attend_call c)
 {
     extern __shared__ __align__(128) uint8_t memory[];
@@ -499,9 +503,9 @@ template <int DP, int ROWS> void launch(struct cuda_backend *b, const struct att
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t how = {};
-    how.gridDim = dim3(min(c->set.n_units, (uint32_t)b->sms * planned<DP>::CTAS));
+    how.gridDim = dim3(min(c->set.n_units, (uint32_t)b->sms * planned<DP, ROWS>::CTAS));
     how.blockDim = dim3(CUDA_THREADS);
-    how.dynamicSmemBytes = planned<DP>::BYTES;
+    how.dynamicSmemBytes = planned<DP, ROWS>::BYTES;
     how.stream = b->stream;
     how.attrs = &early;
     how.numAttrs = b->overlaps ? 1 : 0;
@@ -521,21 +525,21 @@ void attend_prepare_planned(void)
     attend_each_shape([](auto s) {
         (void)cudaFuncSetAttribute(planned_kernel<s.DP, s.ROWS>,
                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   planned<s.DP>::BYTES);
+                                   planned<s.DP, s.ROWS>::BYTES);
         (void)cudaGetLastError(); /* attend_fits() says what the device cannot run */
     });
 }
 
-size_t attend_planned_bytes(uint32_t dim)
+size_t attend_planned_bytes(uint32_t dim, bool fp8)
 {
     size_t bytes = 0;
-    attend_by_shape(dim, false, [&](auto s) { bytes = planned<s.DP>::BYTES; });
+    attend_by_shape(dim, fp8, [&](auto s) { bytes = planned<s.DP, s.ROWS>::BYTES; });
     return bytes + sizeof(struct planned_memory<CUDA_MAX_DIM>);
 }
 
 uint32_t attend_planned_ctas(uint32_t dim)
 {
     uint32_t n = 0;
-    attend_by_shape(dim, false, [&](auto s) { n = planned<s.DP>::CTAS; });
+    attend_by_shape(dim, false, [&](auto s) { n = planned<s.DP, s.ROWS>::CTAS; });
     return n;
 }

@@ -57,16 +57,15 @@ __device__ static inline void warp_weigh(float scale, float s[2][4], struct warp
 }
 
 /* Adds weights times this warp's 16 rows of V. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ static inline void warp_add(const uint32_t p[4], uint32_t v_at, struct warp_sums<DP> *s)
 {
-    const uint32_t lane = threadIdx.x % 32, ones[2] = {0x3f803f80, 0x3f803f80};
-    const uint32_t row = threadIdx.x / 32 * 16 + lane % 16;
+    const uint32_t ones[2] = {0x3f803f80, 0x3f803f80};
     multiply(s->l, p, ones);
 #pragma unroll
     for (int j = 0; j < DP / 8; j += 2) {
         uint32_t b[4];
-        load_matrices_turned(b, v_at + chunk_at<DP>(row, (uint32_t)j + lane / 16));
+        load_values<DP, ROWS>(b, v_at, threadIdx.x / 32 * 16, j);
         multiply(s->o[j], p, b);
         multiply(s->o[j + 1], p, b + 2);
     }
@@ -80,11 +79,12 @@ template <int DP> struct warp_meeting {
 
 /* Sums of the four warps to a partial result o [n][DP], ml [n], through memory that nobody uses. All threads;
  * the memory is free again behind it. */
-template <int DP>
+template <int DP, int ROWS>
 __device__ static inline void warp_meet(struct warp_sums<DP> *s, uint32_t n,
                                         struct warp_meeting<DP> *x, float *o, float2 *ml)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    pair_sums<ROWS, DP / 8>(s->o);
     __syncthreads(); /* all warps are done with the tile in this memory */
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
@@ -105,7 +105,7 @@ __device__ static inline void warp_meet(struct warp_sums<DP> *s, uint32_t n,
 #pragma unroll
             for (uint32_t j = 0; j < DP / 8 * 2; j++) {
                 const uint32_t q = g + j % 2 * 8;
-                float2 *at = (float2 *)&x->o[warp % 2][q][j / 2 * 8 + t * 2];
+                float2 *at = (float2 *)&x->o[warp % 2][q][pair_dim<ROWS>(j / 2)];
                 if (q >= n)
                     continue;
                 float2 two = turn == 0 ? make_float2(0, 0) : *at;
