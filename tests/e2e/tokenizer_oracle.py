@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares engine/text with what others use: ids with the `tokenizers` library on a million strings,
+"""Compares engine/text with what others use: ids with the `tokenizers` library on a million strings (`make test`: 200,000),
 conversations with jinja2, decoding with Python's own.
 
 The vocabulary is the default model's, read from its GGUF file; the library gets it as a tokenizer
@@ -398,7 +398,7 @@ def compare_chat(args, dump, vocabulary, name, source, default_system, seed):
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--strings", type=int, default=1000000)
+    ap.add_argument("--strings", type=int, default=int(os.environ.get("SPIND_STRINGS", 1000000)))
     ap.add_argument("--seed", type=int, default=20240601)
     ap.add_argument("--build", default=os.environ.get("SPIND_BUILD", os.path.join(ROOT, "build")))
     ap.add_argument("--model", default=os.environ.get("SPIND_MODEL", MODEL))
