@@ -34,7 +34,8 @@ __attribute__((format(printf, 4, 5))) static inline int tap_ok(int good, const c
             printf("#   got %lld, want %lld\n", got_, want_);         \
     } while (0)
 
-/* Everything is some ten times slower then, and takes more memory. */
+/* Everything is some ten times slower then, and takes more memory. What a number proves it proves without as well;
+ * here every piece of code is to be run, once. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TAP_SANITIZED 1
 #else

@@ -494,13 +494,15 @@ int main(void)
     planted_tokens_hold_their_share();
     a_prefill_is_used_again_and_changes_nothing();
     rows_of_a_step_are_single_steps("wave", 8);
-    rows_of_a_step_are_single_steps("wave", 16);
-    rows_of_a_step_are_single_steps("quest", 8);
-    rows_of_a_step_are_single_steps("oracle", 8);
-    a_whole_budget_is_dense("wave", 8, 1);
-    a_whole_budget_is_dense("wave", 16, 0);
     a_whole_budget_is_dense("quest", 16, 2);
-    a_whole_budget_is_dense("oracle", 8, 0);
+    if (!TAP_SANITIZED) {
+        rows_of_a_step_are_single_steps("wave", 16);
+        rows_of_a_step_are_single_steps("quest", 8);
+        rows_of_a_step_are_single_steps("oracle", 8);
+        a_whole_budget_is_dense("wave", 8, 1);
+        a_whole_budget_is_dense("wave", 16, 0);
+        a_whole_budget_is_dense("oracle", 8, 0);
+    }
     an_oracle_picks_what_the_keys_say();
     a_permuted_page_says_whose_rows_it_holds();
     costs_are_those_of_the_plan();

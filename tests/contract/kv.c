@@ -617,7 +617,7 @@ int main(int argc, char **argv)
         {"STREAM lanes alone", 32, {2, 2, 2, 2}, {{0, 0}, {0, 0}, {90, 40}}, 16, 0, true, 0, 0},
     };
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 0) : (uint64_t)time(NULL);
-    uint32_t n_ops = argc > 2 ? (uint32_t)atoi(argv[2]) : 100000;
+    uint32_t n_ops = argc > 2 ? (uint32_t)atoi(argv[2]) : TAP_SANITIZED ? 25000 : 100000;
     printf("# seed %llu\n", (unsigned long long)seed);
     fflush(stdout); /* an abort must not lose it */
     random_state = seed;
