@@ -15,7 +15,7 @@ enum {
     PREPARE_THREADS = 256,
     SCRATCH_BYTES = 256 << 20, /* gate and up of 4096 rows of Llama-3.1-8B */
     MAX_ROWS = 32768,          /* rows are a grid's y in swiglu_kernel */
-    HALF_ROWS = 64,            /* up to here there may be another way than the wide one */
+    HALF_ROWS = SKINNY_ROWS,   /* up to here there may be another way than the wide one */
     WARM_ROWS = 8192,
     WARM_BYTES = 512 << 10,     /* of a matrix; smaller ones are a test's */
     WORKSPACE_BYTES = 64 << 20, /* cuBLASLt's; 32 MiB are said to be enough for it on Hopper */
