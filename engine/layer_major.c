@@ -109,6 +109,14 @@ bool layer_major_suits(const struct sched *s, const struct sequence *q, uint32_t
 
 /* ---- begin and end ---- */
 
+/* Beside what those that run will still take: who is not read yet waits, and not who answers. */
+static uint64_t blocks_missing(const struct sched *s, const struct sequence *q,
+                               const struct layout *l)
+{
+    uint64_t need = blocks_needed(s, q, l) + residence_reserved(s), there = kv_available(s->kv);
+    return need > there ? need - there : 0;
+}
+
 /* Where in the loan block i of the prompt has its pages of a layer; *apart: blocks so far that are in no group. */
 static block_id page_block(const struct layer_major *lm, uint32_t i, uint32_t *apart)
 {
@@ -173,8 +181,12 @@ status layer_major_begin(struct sched *s, struct sequence *q)
 {
     const struct layout l = layout_of(s, q);
     CHECK(s->deep == NULL && q->layers == NULL);
-    while (kv_available(s->kv) < blocks_needed(s, q, &l) && residence_squeeze(s))
+    while (blocks_missing(s, q, &l) > 0 && residence_squeeze(s))
         ;
+    uint64_t missing = blocks_missing(s, q, &l);
+    if (missing > 0)
+        return err(ERR_FULL, "%llu blocks of HBM are missing to read a prompt layer by layer",
+                   (unsigned long long)missing);
     return make(s, q, &l);
 }
 

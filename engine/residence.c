@@ -181,8 +181,8 @@ bool residence_squeeze(struct sched *s)
     return spill_best(s, false) || shrink_largest(s) || spill_best(s, true);
 }
 
-/* The youngest that may go; whose prompt is read layer by layer has all it needs for that. There is one whenever blocks run short: those that are pinned were admitted
- * with all they will ever need. */
+/* The youngest that may go; whose prompt is read layer by layer has all it needs for that. There is one whenever
+ * blocks run short: those that are pinned were admitted with all they will ever need. */
 static struct sequence *youngest_running(const struct sched *s)
 {
     struct sequence *q = NULL;
@@ -334,8 +334,7 @@ bool residence_fits_under_pressure(const struct sched *s, const struct sequence 
 
 /* ---- when pressure falls ---- */
 
-/* What running sequences will still take as they stand. */
-static uint64_t reserved(const struct sched *s)
+uint64_t residence_reserved(const struct sched *s)
 {
     uint64_t n = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -382,7 +381,7 @@ static void restore_one(struct sched *s)
     struct kv_counts c;
     kv_counts(s->kv, &c);
     uint64_t margin = c.total[KV_HBM] / RESIDENCE_MARGIN;
-    if (q != NULL && restore_needs(s, q) + reserved(s) + margin <= kv_available(s->kv))
+    if (q != NULL && restore_needs(s, q) + residence_reserved(s) + margin <= kv_available(s->kv))
         (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
 }
 
@@ -432,7 +431,7 @@ static void share_budgets(struct sched *s)
     uint32_t total, n = make_claims(s, &total);
     if (n == 0)
         return;
-    uint64_t spare = kv_available(s->kv), held = reserved(s);
+    uint64_t spare = kv_available(s->kv), held = residence_reserved(s);
     if (s->n_waiting == 0 && spare > held)
         total += (uint32_t)(spare - held);
     if (budget_share(s->claims, n, total) != OK)

@@ -33,6 +33,8 @@ enum {
 /* HBM blocks that a sequence will still take beside those it has, for `rows` positions in all, as it
  * stands: whole if RESIDENT, tail and minimum hot set if SPILLED. */
 uint32_t residence_wanted(const struct sched *s, const struct sequence *q, uint32_t rows);
+/* Those that all who run will still take for the next stretch of their answers. */
+uint64_t residence_reserved(const struct sched *s);
 /* Slots a hot set of the sequence must have to run on up to `rows` positions. */
 uint32_t residence_min_slots(const struct sched *s, const struct sequence *q, uint32_t rows);
 /* May it ever be SPILLED: it attends by plan, there is DRAM, and at its longest a plan names no more pages

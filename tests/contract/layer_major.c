@@ -113,10 +113,13 @@ struct rig {
     uint64_t next_id;
 };
 
+static uint32_t rig_chunk = 1088;
+
 static void rig_open(struct rig *g, uint32_t hbm, bool loose)
 {
     struct engine_config cfg = sized(&asks[0], hbm);
     cfg.prefix_caching = true;
+    cfg.max_batched_tokens = rig_chunk;
     *g = (struct rig){0};
     if (engine_create(&g->e, &cfg, NULL, NULL) != OK) {
         printf("Bail out! %s\n", err_text());
@@ -171,10 +174,16 @@ static void refused(void *arg, struct sequence *q, status why)
 
 static void audit(struct rig *g)
 {
-    struct kv_seq *open[2];
-    for (uint32_t i = 0; i < g->e->sched.n_running; i++)
-        open[i] = &g->e->sched.running[i]->kv;
-    kv_audit(g->e->kv, open, g->e->sched.n_running);
+    const struct sched *s = &g->e->sched;
+    struct kv_seq *open[4];
+    uint32_t n = 0;
+    CHECK(s->n_sequences <= ARRAY_LEN(open));
+    for (uint32_t i = 0; i < s->n_running; i++)
+        open[n++] = &s->running[i]->kv;
+    for (struct sequence *q = s->first; q != NULL; q = q->next)
+        if (q->state == SEQUENCE_PAUSED)
+            open[n++] = &q->kv;
+    kv_audit(g->e->kv, open, n);
 }
 
 static void rig_step(struct rig *g)
@@ -225,6 +234,41 @@ static void cancels_leave_nothing(void)
     engine_destroy(g.e);
 }
 
+/* Whoever runs keeps what it was promised at its admission: a prompt that needs all of HBM waits for that. */
+static void answers_beside_are_not_pushed_out(void)
+{
+    struct ask a = {
+        .n_prompt = 2400, .max_tokens = 300, .text = 1, .plugin = "wave", .budget = 0.05f};
+    struct ask other = {
+        .n_prompt = 8, .max_tokens = 200, .text = 3, .plugin = "dense", .budget = 1};
+    uint32_t n_by_layers = 0, n_pushed = 0;
+    rig_chunk = 64; /* an answer grows by 14 blocks meanwhile */
+    for (uint32_t hbm = 250; hbm < 300; hbm += 6) {
+        struct rig g;
+        rig_open(&g, hbm, false);
+        struct sequence *beside = rig_submit(&g, &other);
+        rig_step(&g);
+        struct sequence *q = rig_submit(&g, &a);
+        while (sequence_n_output(beside) < 190) {
+            rig_step(&g);
+            if (beside->state != SEQUENCE_RUNNING) {
+                n_pushed++;
+                break;
+            }
+        }
+        rig_cancel(&g, beside);
+        while (sequence_n_output(q) == 0)
+            rig_step(&g);
+        n_by_layers += g.e->sched.n_deep > 0;
+        rig_cancel(&g, q);
+        CHECK(blocks_home(&g));
+        engine_destroy(g.e);
+    }
+    rig_chunk = 1088;
+    ok(n_by_layers > 3, "prompts of more than HBM are read by layers, with more HBM and with less");
+    is_int(n_pushed, 0, "and none of them pushes out an answer that runs");
+}
+
 /* Where borders may be crossed, segments are sealed together. */
 static void groups_are_the_same(const char *plugin)
 {
@@ -269,6 +313,7 @@ int main(void)
     groups_are_the_same("wave");
     groups_are_the_same("quest");
     cancels_leave_nothing();
+    answers_beside_are_not_pushed_out();
     unlink(model_path);
     return tap_done();
 }
