@@ -291,6 +291,7 @@ static enum admission blocked(struct sched *s)
 static enum admission begin_running(struct sched *s, struct sequence *q, uint64_t now_us)
 {
     sequence_move(s, q, SEQUENCE_RUNNING);
+    q->waits_for_layers = false; /* preempted or paused it comes back without */
     if (q->scheduled_us == 0)
         q->scheduled_us = now_us;
     return ADMITTED;
@@ -508,7 +509,7 @@ struct shares {
 /* Its rows attend all of what lies in DRAM, not by plan. */
 static bool reads_dram(const struct sequence *q)
 {
-    return q->kv.residence == KV_SPILLED && !sched_attends_by_plan(q);
+    return q->kv.residence == KV_SPILLED && q->layers == NULL && !sched_attends_by_plan(q);
 }
 
 static bool has_share(const struct shares *left, const struct sequence *q)
@@ -517,13 +518,20 @@ static bool has_share(const struct shares *left, const struct sequence *q)
            (left->spilled > 0 || !reads_dram(q));
 }
 
+/* It has passed the one that is read layer by layer often enough. */
+static bool waits_for_deep(const struct sched *s, const struct sequence *q)
+{
+    return s->deep != NULL && q->order > s->deep->order && is_due(s, s->deep);
+}
+
 /* The prompt to serve next: one that was passed too often, else the one with the least left. */
 static struct sequence *next_prompt(const struct sched *s, const struct shares *left)
 {
     struct sequence *best = NULL;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q->n_scheduled > 0 || !has_share(left, q) || sequence_fills(q) || q->layers != NULL)
+        if (q->n_scheduled > 0 || !has_share(left, q) || sequence_fills(q) || q->layers != NULL ||
+            waits_for_deep(s, q))
             continue;
         bool due = is_due(s, q), best_due = best != NULL && is_due(s, best);
         if (best == NULL || (due && (!best_due || q->order < best->order)) ||
@@ -549,8 +557,6 @@ static void count_passed(struct sched *s)
 static void plan_prompts(struct sched *s)
 {
     struct shares left = {.scored = SCHED_SCORED_ROWS, .spilled = SCHED_SPILLED_CHUNKS};
-    if (s->deep != NULL && is_due(s, s->deep))
-        return;
     for (struct sequence *q; s->plan_rows < s->max_rows && (q = next_prompt(s, &left)) != NULL;) {
         uint32_t rows = min_u32(sequence_left(q), s->max_rows - s->plan_rows);
         if (sequence_scores_prompt(q)) {
