@@ -302,6 +302,14 @@ static int run_command(struct eval *e, const struct eval_command *c)
     return st == OK ? 0 : st == ERR_ARG ? 2 : 1;
 }
 
+static void say_unknown(const char *command)
+{
+    fprintf(stderr,
+            "spind eval: unknown command \"%s\"; there are kl, passkey, ruler, turns, robustness, "
+            "planted, quality\n",
+            command);
+}
+
 int eval_verb(int argc, char **argv, const char *model)
 {
     struct eval *e = mem_alloc(sizeof *e); /* zeroed */
@@ -321,8 +329,7 @@ int eval_verb(int argc, char **argv, const char *model)
         {"rows", ARGS_COUNT, &e->rows, 1, 1024, "robustness, planted: queries"},
         {"mode", ARGS_LIST, &e->modes, 0, 0, "planted: kinds of traces; all without it"},
         {"block-size", ARGS_COUNT, &e->block_rows, 8, 32, "positions per block: 8 or 16"},
-        {"kv-cache-dtype", ARGS_TEXT, &e->kv_cache_dtype, 0, 0,
-         "auto, bf16, fp8: of pages; kl compares with bf16"},
+        {"kv-cache-dtype", ARGS_TEXT, &e->kv_cache_dtype, 0, 0, "of pages: auto, bf16, fp8"},
         {"exempt-layers", ARGS_COUNT, &e->exempt_layers, 0, 1024, "first layers that stay dense"},
         {"head-policy", ARGS_TEXT, &e->policy, 0, 0, "none, streaming, duo, razor"},
         {"head-policy-file", ARGS_TEXT, &e->policy_file, 0, 0, "of duo and razor"},
@@ -353,10 +360,7 @@ int eval_verb(int argc, char **argv, const char *model)
     if (help) {
         rc = usage(options, ARRAY_LEN(options));
     } else if (c == NULL) {
-        fprintf(stderr,
-                "spind eval: unknown command \"%s\"; there are kl, passkey, ruler, turns, "
-                "robustness, planted, quality\n",
-                argv[0]);
+        say_unknown(argv[0]);
     } else if (st != OK) {
         fprintf(stderr, "spind eval %s: %s\n", c->name, err_text());
     } else {
