@@ -65,5 +65,5 @@ void gather_launch(struct cuda_backend *b, const struct gather_call *c)
 
 uint32_t gather_leaves(const struct cuda_backend *b)
 {
-    return (uint32_t)b->sms - CTAS;
+    return b->sms > CTAS ? (uint32_t)b->sms - CTAS : 0;
 }

@@ -244,7 +244,8 @@ struct cudnn_plan *prefill_plans_get(struct prefill_plans *p, const struct plan_
     for (;;) {
         const uint32_t made = __atomic_load_n(&p->n_made, __ATOMIC_ACQUIRE);
         /* Late: what a step found before it was late, it finds again. */
-        const uint32_t most = !p->late ? made : n > p->n_in_time ? n : p->n_in_time;
+        const uint32_t in_time = n > p->n_in_time ? n : p->n_in_time;
+        const uint32_t most = p->late && in_time < made ? in_time : made;
         const struct entry *e = look_up(p, k, most);
         if (e != NULL || made == MAX_PLANS)
             return plan_of(p, e);

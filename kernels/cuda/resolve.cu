@@ -481,7 +481,9 @@ void cuda_resolve(struct backend *be, const struct resolve_args *a)
 
 bool resolve_copies(const struct cuda_backend *b, const uint32_t *pages)
 {
-    return pages == b->resolver->copied && cuda_last(b) == run_resolve;
+    /* Without early launches attention would begin behind the copies anyway, on fewer SMs. */
+    return b->overlaps && gather_leaves(b) >= (uint32_t)b->sms / 2 &&
+           pages == b->resolver->copied && cuda_last(b) == run_resolve;
 }
 
 void cuda_resolve_settle(struct cuda_backend *b)
