@@ -176,6 +176,8 @@ void kv_seq_close(struct kv *kv, struct kv_seq *s);
  * records[] say, before a row attends them. Without STREAM lanes. ERR_FULL, ERR_MEMORY: only kv_seq_close may
  * follow. */
 status kv_seq_lay(struct kv *kv, struct kv_seq *s, uint32_t n_rows, uint32_t n_slots);
+/* The caller has written all of it: for the counts. */
+void kv_seq_laid(struct kv *kv, const struct kv_seq *s);
 
 /* Places of the SPARSE arena in HBM (ascending), and digest records, that are nobody's blocks. */
 struct kv_loan {

@@ -54,12 +54,17 @@ status kv_seq_lay(struct kv *kv, struct kv_seq *s, uint32_t n_rows, uint32_t n_s
     TRY(check_room(kv, n_blocks, sealed, n_slots));
     TRY(kv_seq_reserve(kv, s, n_blocks));
     TRY(kv_seq_spill(kv, s, n_slots));
+    kv->counts.spills--; /* nobody moved */
     while (s->n_segments < n_segments)
         TRY(add_segment(kv, s));
     add_blocks(kv, s, n_blocks);
     s->own->step_begin = s->own->step_end = n_rows;
-    kv->counts.moved_down += sealed; /* by the caller, a layer at a time */
     return kv_hot_cover(kv, s, n_segments);
+}
+
+void kv_seq_laid(struct kv *kv, const struct kv_seq *s)
+{
+    kv->counts.moved_down += kv_sealed_blocks(kv, s);
 }
 
 /* ---- loans ---- */

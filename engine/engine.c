@@ -133,7 +133,7 @@ static struct msg_residence residence_now(const struct engine *e, const struct k
     if (deep != NULL) {
         uint64_t done, all;
         layer_major_progress(deep->layers, &done, &all);
-        r.layers_permille = 1000 * done / all;
+        r.layers_permille = 1 + 999 * done / all; /* 0 would say that there is none */
     }
     r.unscored_selections = e->stats.residence.unscored_selections;
     for (uint32_t i = 0; i < e->sched.n_running; i++)

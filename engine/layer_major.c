@@ -391,8 +391,10 @@ const void *layer_major_run(struct layer_major *lm, struct backend *be, struct m
     lm->row += n;
     if (sparse)
         seal_layer(lm, be);
-    if (last)
+    if (last) {
         lm->s->segments_sealed += lm->shape.segments;
+        kv_seq_laid(lm->s->kv, &lm->q->kv);
+    }
     if (lm->row == lm->n_rows) {
         lm->layer++;
         lm->row = lm->n_sealed = 0;

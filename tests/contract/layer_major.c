@@ -231,6 +231,10 @@ static void cancels_leave_nothing(void)
     is_int(n_answered, n_units, "an answer beside it went on with every unit");
     rig_cancel(&g, beside);
     ok(blocks_home(&g), "every block is home");
+    struct kv_counts c;
+    kv_counts(g.e->kv, &c);
+    is_int(c.moved_down, 2 * 1024 / R, "blocks that were copied are those of the one that ended");
+    is_int(c.spills, 0, "and nobody was spilled");
     engine_destroy(g.e);
 }
 
@@ -315,9 +319,9 @@ int main(void)
     if (!TAP_SANITIZED)
         groups_are_the_same("quest");
     cancels_leave_nothing();
+    answers_beside_are_not_pushed_out();
     make_deep_model(16);
     exempt_layers_stay();
-    answers_beside_are_not_pushed_out();
     unlink(model_path);
     return tap_done();
 }
