@@ -236,7 +236,8 @@ async def talk_in_pieces(port, data, split, timeout=8, pause=0.001):
 def eventually(test, within=5, every=0.05):
     end = time.monotonic() + within
     while time.monotonic() < end:
-        if test():
-            return True
+        got = test()
+        if got:
+            return got
         time.sleep(every)
     return test()
