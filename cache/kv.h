@@ -112,6 +112,9 @@ struct kv_open {
  * tail in HBM), or needs more than HOT_MAX_SLOTS to lie in DRAM. ERR_MEMORY. */
 status kv_seq_open(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uint32_t min_slots,
                    uint32_t *n_hit);
+/* What was cut of the hit, at the opening by o that came last, becomes the youngest of what may be dropped: whoever
+ * makes room for it must not do so by dropping it. */
+void kv_seq_keep_cut(struct kv *kv, struct kv_seq *s, const struct kv_open *o);
 /* Makes the tables cover n_rows positions: those that the coming step computes end there. ERR_FULL:
  * not enough HBM, and nothing changed. A STREAM ring drops what no row of that step or later attends;
  * so a step that was granted and did not run must be followed by one that ends no later, or by

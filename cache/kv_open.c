@@ -367,15 +367,6 @@ static void choose_residence(const struct kv *kv, struct kv_seq *s, const struct
     }
 }
 
-/* What was cut becomes the youngest of what may be dropped: whoever makes room for it must not do so by dropping it. */
-static void touch_cut(struct kv *kv, const struct hit *h, uint32_t found)
-{
-    for (uint32_t i = h->n; i < found; i++)
-        kv_block_pin(kv, h->sources[i]);
-    for (uint32_t i = found; i-- > h->n;)
-        kv_block_unpin(kv, h->sources[i]);
-}
-
 static status open_spilled(struct kv *kv, struct kv_seq *s, uint32_t min_slots)
 {
     kv->counts.n_resident--;
@@ -394,7 +385,6 @@ status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
     uint32_t found = h.n;
     choose_residence(kv, s, o, &h, min_slots);
     s->n_cut = found - h.n;
-    touch_cut(kv, &h, found);
     status st = kv_seq_reserve(kv, s, h.n);
     if (st != OK) {
         s->n_segments = 0;
@@ -407,4 +397,18 @@ status kv_open_hit(struct kv *kv, struct kv_seq *s, const struct kv_open *o, uin
     if (st == OK && s->residence == KV_SPILLED)
         st = open_spilled(kv, s, min_slots);
     return st;
+}
+
+void kv_seq_keep_cut(struct kv *kv, struct kv_seq *s, const struct kv_open *o)
+{
+    struct hit h = {0};
+    if (chain_find(kv, s, o, &h) != OK) /* no memory to name it: then it may be dropped */
+        return;
+    limit_by_groups(kv, s, &h);
+    limit_by_stream(kv, s, &h);
+    for (uint32_t i = s->n_shared; i < h.n; i++)
+        kv_block_pin(kv, h.sources[i]);
+    for (uint32_t i = h.n; i-- > s->n_shared;) /* from the end: LRU by leaf */
+        kv_block_unpin(kv, h.sources[i]);
+    mem_free(h.nodes);
 }

@@ -266,11 +266,21 @@ static bool fits_somewhere(struct sched *s, struct sequence *q, uint32_t *n_hit)
     return false;
 }
 
+/* When it is seen first, and when room is made for the cut. Not by every look at one that waits: each would make its
+ * prefix younger than what was used since. */
+static void keep_cut(struct sched *s, struct sequence *q)
+{
+    const struct kv_open o = open_args(s, q);
+    if (q->kv.n_cut > 0)
+        kv_seq_keep_cut(s->kv, &q->kv, &o);
+}
+
 /* What the index has, but for which HBM has no room, is not computed again while others can give it: since the
  * sequence fits under pressure, they would be asked anyway. */
 static uint32_t open_whole(struct sched *s, struct sequence *q, uint32_t n_hit)
 {
     uint32_t before = kv_available(s->kv);
+    keep_cut(s, q);
     while (q->kv.n_cut > 0 && residence_squeeze(s) && kv_available(s->kv) > before) {
         kv_seq_close(s->kv, &q->kv);
         n_hit = open_sequence(s, q, false);
@@ -327,6 +337,9 @@ static enum admission admit_new(struct sched *s, struct sequence *q, uint64_t no
     uint32_t n_hit = open_sequence(s, q, false);
     if (s->why_refused != OK)
         return REFUSED;
+    if (!q->was_seen)
+        keep_cut(s, q);
+    q->was_seen = true;
     if (!q->by_chunks && layer_major_suits(s, q, n_hit)) {
         enum admission a = admit_layers(s, q, now_us);
         return q->by_chunks ? admit_new(s, q, now_us) : a;

@@ -43,6 +43,8 @@ struct sequence {
     bool is_proven;  /* a finite logit was seen behind the prompt since these rows were computed */
     bool is_private; /* alone it has no room for copies: no hits, and nothing is offered */
     bool is_stuck;   /* alone and private it did not get on: refused instead of opened again */
+    bool
+        was_seen; /* the cache was asked for its prompt: that counts as a use once, however long it waits */
     struct sparse_choice sparse; /* zeros: dense */
     /* What follows from it and from the length (never from load) at submission; NULL: dense. */
     const struct sparse_instance *in; /* held: attention_release */

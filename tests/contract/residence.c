@@ -227,6 +227,28 @@ static void who_comes_back_finds_all_that_is_there(uint32_t dram)
     world_close(&w);
 }
 
+/* Two conversations are in DRAM, the older one comes back when answers have all of HBM: who is spilled for it takes
+ * DRAM from the younger one. */
+static void room_for_a_hit_is_not_made_of_it(void)
+{
+    enum { ROWS = 2200, ANSWERS = 3, WRITTEN = 160 };
+    const struct size z = {900, 800, 12, 256, true, {0}, 0};
+    struct world w;
+    world_open_sized(&w, &z);
+    say_again(&w, 2, 0, ROWS);
+    for (uint32_t i = 0; i < ANSWERS; i++)
+        submit_sparse(&w, ROWS, 1000, 10 + i, "wave", 0.05f);
+    while (w.s.n_running < ANSWERS || !sequence_decodes(w.s.running[ANSWERS - 1]))
+        step(&w);
+    for (uint32_t i = 0; i < WRITTEN; i++)
+        step(&w);
+    is_int(say_again(&w, 1, ROWS, ROWS + 8), 0, "room for a hit is not made by dropping its end");
+    while (step(&w))
+        ;
+    ok(w.marks_right && w.finished == w.submitted, "and all end");
+    world_close(&w);
+}
+
 static void conversations_do_not_push_each_other_out(void)
 {
     enum { CONVERSATIONS = 6, ROWS = 2200 };
@@ -401,6 +423,7 @@ int main(int argc, char **argv)
     spilled_sequences_come_back();
     who_comes_back_finds_all_that_is_there(4000);
     who_comes_back_finds_all_that_is_there(2100);
+    room_for_a_hit_is_not_made_of_it();
     conversations_do_not_push_each_other_out();
     a_prompt_that_is_read_is_spilled_last();
     alone_in_a_tight_arena_nobody_hangs();

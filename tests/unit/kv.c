@@ -8,7 +8,7 @@ enum { HBM = 8, DRAM = 4, MAX_TOKENS = HBM * 32 };
 static uint32_t R;
 static struct kv *kv;
 static uint32_t toks[MAX_TOKENS];
-static const uint64_t salt_a[2] = {1, 2}, salt_b[2] = {1, 3};
+static const uint64_t salt_a[2] = {1, 2}, salt_b[2] = {1, 3}, salt_c[2] = {1, 4};
 
 static void start_with(uint32_t hbm, uint32_t dram, bool caching, uint32_t hash_bits)
 {
@@ -197,6 +197,49 @@ static void pressure_moves_prefixes_down_and_hits_bring_them_up(void)
     is_int(kv_dram_available(kv), DRAM, "and leave DRAM for the taking");
     kv_seq_close(kv, &s);
     stop();
+}
+
+/* DRAM is full of two prefixes when one more block comes down: how much of each is left, of the older one in *old. HBM
+ * had no room for the older one, which was looked for. */
+static uint32_t left_behind_looks(bool keeps, uint32_t *old)
+{
+    struct kv_seq s, big;
+    const struct kv_open o = {.salt = {salt_a[0], salt_a[1]},
+                              .tokens = toks,
+                              .n = 2 * R + 1,
+                              .max_rows = 3 * R,
+                              .max_hit = 2 * R};
+    uint32_t n_hit, young;
+    start();
+    fill_cache(salt_a, 2);
+    fill_cache(salt_b, 2);
+    open_seq(&big, salt_c, R, HBM * R);
+    CHECK(kv_seq_grow(kv, &big, HBM * R) == OK && counts().cached[KV_DRAM] == DRAM);
+    for (int i = 0; i < 3; i++) {
+        CHECK(kv_seq_open(kv, &s, &o, 0, &n_hit) == OK && n_hit == 0 && s.n_cut == 2);
+        if (keeps)
+            kv_seq_keep_cut(kv, &s, &o);
+        kv_seq_close(kv, &s);
+    }
+    kv_seq_close(kv, &big);
+    fill_cache(salt_c, 1);
+    open_seq(&big, salt_c, 1, HBM * R);
+    CHECK(kv_seq_grow(kv, &big, HBM * R) == OK);
+    kv_seq_close(kv, &big);
+    *old = open_seq(&s, salt_a, 2 * R + 1, 3 * R);
+    kv_seq_close(kv, &s);
+    young = open_seq(&s, salt_b, 2 * R + 1, 3 * R);
+    kv_seq_close(kv, &s);
+    stop();
+    return young / R;
+}
+
+static void looks_are_no_use(void)
+{
+    uint32_t old, young = left_behind_looks(false, &old);
+    ok(old == R && young == 2, "a hit that was looked for and cut is no younger for it");
+    young = left_behind_looks(true, &old);
+    ok(old == 2 * R && young == 1, "unless room is to be made for it");
 }
 
 static void the_end_of_the_oldest_chain_goes_first(void)
@@ -395,6 +438,7 @@ int main(void)
         caching_can_be_off();
         growth_is_all_or_nothing();
         pressure_moves_prefixes_down_and_hits_bring_them_up();
+        looks_are_no_use();
         the_end_of_the_oldest_chain_goes_first();
         a_block_in_use_is_never_the_victim();
         two_writers_of_one_text_end_up_sharing();
