@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum {
-    MULTIPLES = 6, /* sizes: 1 .. 6 times the largest selection of the sequence */
-    SEEN_AT = 3,   /* the size at which the curve's distances are seen */
+    MULTIPLES = 12, /* sizes: 1 .. 12 times the largest selection of the sequence */
+    SEEN_AT = 3,    /* the size at which the curve's distances are seen */
     LAGS = 4,
     POLICIES = 5,
 };

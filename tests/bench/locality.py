@@ -1,9 +1,11 @@
 """Records what `wave` selects behind needle and chat prompts, in the daemon, and says how local it is.
 
-usage: locality.py SPIND MODEL.gguf TEXT OUT [--budgets 0.02,0.05] [--tokens 7000] [--answer 192]
+usage: locality.py SPIND MODEL.gguf TEXT OUT [--budgets 0.02,0.05] [--tokens 7000] [--answer 192] [--warm-up 32]
+                   [--serve="--block-size 8 --sparse-exempt-layers 2"]
 
 TEXT is any long text; the needles are put into it, and the chat is about it. For each kind and budget a
-daemon writes OUT/KIND-BUDGET.trace, and `spind locality` makes OUT/KIND-BUDGET.json and .md of it.
+daemon (with the flags of --serve) writes OUT/KIND-BUDGET.trace, and `spind locality` makes
+OUT/KIND-BUDGET.json and .md of it.
 
 needle: three prompts in completion form, answered and written on: a pass key in the text, the third of
 five coloured keys in the text, a number in noise. chat: three turns through the chat template about a
@@ -28,7 +30,7 @@ QUESTIONS = ["Here is a part of a novel.\n\n%s\n\nWhat happens in it? Tell me in
 class Daemon:
     def __init__(self, spind, model, *flags):
         self.process = subprocess.Popen(
-            [spind, "serve", model, "--device", "cpu", "--port", "0", "--block-size", "8", *flags],
+            [spind, "serve", model, "--device", "cpu", "--port", "0", *flags],
             stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             found = re.search(r"listening on (http://\S+)", line)
@@ -100,6 +102,8 @@ def main():
     a.add_argument("--budgets", default="0.02,0.05")
     a.add_argument("--tokens", type=int, default=7000)
     a.add_argument("--answer", type=int, default=192)
+    a.add_argument("--warm-up", default="32")
+    a.add_argument("--serve", default="--block-size 8 --sparse-exempt-layers 2")
     a = a.parse_args()
     os.makedirs(a.out, exist_ok=True)
     with open(a.text, encoding="utf-8") as f:
@@ -109,13 +113,13 @@ def main():
             stem = os.path.join(a.out, "%s-%s" % (kind, budget))
             if os.path.exists(stem + ".trace"):
                 os.unlink(stem + ".trace")
-            daemon = Daemon(a.spind, a.model, "--sparse", "wave", "--sparse-budget", budget, "--sparse-exempt-layers", "2",
-                            "--record-selection", stem + ".trace")
+            daemon = Daemon(a.spind, a.model, "--sparse", "wave", "--sparse-budget", budget, "--record-selection", stem + ".trace",
+                            *a.serve.split())
             for tokens, answer in record(daemon, text, a.tokens, a.answer):
                 print("%s, budget %s: %d tokens of prompt; %r" % (kind, budget, tokens, answer[:90]), flush=True)
             daemon.stop()
-            subprocess.run([a.spind, "locality", stem + ".trace", "--json", stem + ".json", "--markdown", stem + ".md"],
-                           check=True)
+            subprocess.run([a.spind, "locality", stem + ".trace", "--warm-up", a.warm_up, "--json", stem + ".json",
+                            "--markdown", stem + ".md"], check=True)
 
 
 if __name__ == "__main__":

@@ -125,14 +125,15 @@ static void the_report_is_right(void)
     is_int(VERB(trace, "--json", json, "--markdown", markdown, "--lanes"), 0, "it runs");
     CHECK(sheet_load(&sheet, json) == OK);
     const cJSON *rows = cJSON_GetObjectItem(sheet, "rows");
-    bool good = cJSON_GetArraySize(rows) == 6;
-    for (int m = 0; m < 6; m++) {
+    bool good = cJSON_GetArraySize(rows) == 12;
+    for (int m = 0; m < 12; m++) {
         const cJSON *row = cJSON_GetArrayItem(rows, m);
         uint32_t slots = (uint32_t)(m + 1) * PICK;
         good &= close_to(row, "lru", replayed(REPLAY_LRU, slots));
         good &= close_to(row, "belady", replayed(REPLAY_BELADY, slots));
         good &= close_to(row, "bucketed_1", replayed(REPLAY_BUCKETED, slots));
-        good &= fabs(sheet_number(row, "predicted") - sheet_number(row, "bucketed_1")) < 0.03;
+        double off = fabs(sheet_number(row, "predicted") - sheet_number(row, "bucketed_1"));
+        good &= off < 0.03 || m >= 6; /* a curve seen at three times does not reach so far */
     }
     ok(good, "hit ratios as replayed here, and the curve is near");
     ok(close_to(sheet, "pages_mean", PICK) && close_to(sheet, "sequences", SEQUENCES) &&
