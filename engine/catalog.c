@@ -29,7 +29,23 @@ static status set_option(struct sparse_choice *c, const char *text)
     return sparse_choice_set(c, name, text + n + 1) == OK ? OK : explain("--sparse-option");
 }
 
-status catalog_choose(const struct catalog_wish *w, struct sparse_choice *out)
+static status read_offers(const struct catalog_wish *w, uint32_t *offered)
+{
+    *offered = CATALOG_AUTO;
+    for (uint32_t i = 0; i < w->n_offers; i++) {
+        uint32_t plugin;
+        if (strcmp(w->offers[i], "all") == 0) {
+            *offered = CATALOG_ALL;
+            continue;
+        }
+        if (sparse_find(w->offers[i], &plugin) != OK)
+            return explain("--sparse-offer");
+        *offered |= 1u << plugin;
+    }
+    return OK;
+}
+
+status catalog_choose(const struct catalog_wish *w, struct sparse_choice *out, uint32_t *offered)
 {
     const struct {
         const char *flag, *name;
@@ -51,7 +67,7 @@ status catalog_choose(const struct catalog_wish *w, struct sparse_choice *out)
             return explain(common[i].flag);
     for (uint32_t i = 0; i < w->n_options; i++)
         TRY(set_option(out, w->options[i]));
-    return OK;
+    return read_offers(w, offered);
 }
 
 struct sparse_choice catalog_dense(void)
@@ -73,13 +89,21 @@ status catalog_check(const struct catalog *c, const struct sparse_choice *choice
     if (bytes > c->record_lane_bytes)
         return err(ERR_ARG,
                    "the digests of plug-in %s with these options take %zu bytes per lane and "
-                   "segment; the server was started for at most %zu",
+                   "segment; the server was started for at most %zu (--sparse-offer)",
                    name, bytes, c->record_lane_bytes);
     return OK;
 }
 
+/* 0 for what attends everything, or does not fit the model. */
+static size_t digest_bytes(const struct catalog *c, const struct sparse_choice *choice)
+{
+    struct sparse_traits t;
+    bool fits = c->digest_bytes != NULL && sparse_choice_check(choice, &c->geo, &t) == OK;
+    return fits ? sparse_digest_bytes(&t, &c->geo, c->digest_bytes) : 0;
+}
+
 status catalog_make(struct catalog *c, const struct backend *be, const struct kv_geometry *geo,
-                    const struct sparse_choice *preset, uint32_t min_context)
+                    const struct sparse_choice *preset, uint32_t min_context, uint32_t offered)
 {
     *c = (struct catalog){.preset = *preset,
                           .min_context = min_context,
@@ -88,16 +112,45 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
                           .host_memory = be->ops->memory == NULL,
                           .digest_bytes = backend_plans(be->ops) ? be->ops->digest_bytes : NULL};
     c->geo.lanes = NULL;
-    struct sparse_traits t;
-    for (uint32_t i = 0; i <= sparse_count(); i++) {
-        struct sparse_choice made = i < sparse_count() ? sparse_choice_make(i, 1) : *preset;
-        bool fits =
-            sparse_choice_check(&made, &c->geo, &t) == OK; /* a plug-in may not fit a model */
-        size_t bytes = 0;
-        if (fits && c->digest_bytes != NULL)
-            bytes = sparse_digest_bytes(&t, &c->geo, c->digest_bytes);
+    if (offered == CATALOG_AUTO && (c->host_memory || preset->plugin == DENSE))
+        offered = CATALOG_ALL;
+    c->record_lane_bytes = digest_bytes(c, preset);
+    for (uint32_t i = 0; i < sparse_count(); i++) {
+        struct sparse_choice made = sparse_choice_make(i, 1);
+        size_t bytes = (offered >> i & 1) != 0 ? digest_bytes(c, &made) : 0;
         c->record_lane_bytes = bytes > c->record_lane_bytes ? bytes : c->record_lane_bytes;
     }
     c->record_lane_bytes = (c->record_lane_bytes + 63) / 64 * 64;
     return catalog_check(c, preset);
+}
+
+/* Of the plug-ins that are served with their presets, or of those whose digests have no room. */
+static void list_names(const struct catalog *c, bool served, char *text, size_t room)
+{
+    size_t n = 0;
+    text[0] = '\0';
+    for (uint32_t i = 0; i < sparse_count() && n < room; i++) {
+        struct sparse_choice made = sparse_choice_make(i, 1);
+        size_t bytes = digest_bytes(c, &made);
+        if (served ? catalog_check(c, &made) != OK : bytes <= c->record_lane_bytes)
+            continue;
+        n += (size_t)snprintf(text + n, room - n, "%s%s", n > 0 ? ", " : "", sparse_at(i)->name);
+        if (!served && n < room)
+            n += (size_t)snprintf(text + n, room - n, " (%zu bytes)", bytes);
+    }
+}
+
+void catalog_tell(const struct catalog *c, void (*line)(void *arg, const char *text), void *arg)
+{
+    char names[256], text[512];
+    if (c->record_lane_bytes == 0)
+        return;
+    list_names(c, true, names, sizeof names);
+    int n = snprintf(text, sizeof text,
+                     "digests have %zu bytes per segment and lane; requests may name %s",
+                     c->record_lane_bytes, names);
+    list_names(c, false, names, sizeof names);
+    if (names[0] != '\0')
+        snprintf(text + n, sizeof text - (size_t)n, "; no room for %s: --sparse-offer", names);
+    line(arg, text);
 }

@@ -25,8 +25,8 @@ struct engine_config {
     uint32_t block_rows;  /* R: 8, 16 or 32 */
     enum kv_type kv_type; /* of pages; a device that lacks it is refused */
     double
-        device_share; /* of a device's memory that is free behind the weights, for KV where kv_hbm_bytes
-                            does not say; 0: a preset */
+        device_share; /* of a device's memory that is free behind the weights, for KV and digests where
+                            kv_hbm_bytes does not say; 0 or less: all but what a step needs */
     uint64_t kv_hbm_bytes;       /* 0: chosen from max_model_len and max_num_seqs */
     uint64_t kv_dram_bytes;      /* 0: no second tier */
     uint32_t max_model_len;      /* 0: the model's */
@@ -34,6 +34,7 @@ struct engine_config {
     uint32_t max_batched_tokens; /* rows of a step; 0: as suits the device */
     bool prefix_caching;
     struct sparse_choice sparse; /* of requests that do not say (catalog_choose); zeros: dense */
+    uint32_t sparse_offered;     /* catalog_make */
     uint32_t sparse_min_context; /* prompts with fewer tokens attend everything */
     struct head_policy_config heads;
     double transfer_headroom; /* predicted time to fetch misses, as a share of a step's; a sequence

@@ -15,9 +15,9 @@ enum {
     MIN_SUBMIT_BYTES = 4 << 20,
 };
 
-/* Of the memory that is free, for KV at most where nobody says how much. A device's has no other user: what
- * is left is for the activations of a step and the backend's scratch. */
-static const double MACHINE_SHARE = 0.25, DEVICE_SHARE = 0.85;
+/* Of the memory that is free, for KV at most where nobody says how much; of a device's, which has no other
+ * user, for KV and digests. */
+static const double MACHINE_SHARE = 0.25, DEVICE_SHARE = 0.95;
 
 /* What was asked for that the device cannot do; NULL: nothing. For auto, which has another device
  * then; --device cuda is refused where that shows. */
@@ -156,6 +156,38 @@ static status check_choice(struct engine *e, struct memory_plan *plan)
     return OK;
 }
 
+/* What steps need of a device's memory beside KV and digests: the model's activations, as much again for the
+ * backend's own forms of them, a layer's K and V of the longest prompt side by side (kernels/cuda/prefill.cu), and
+ * OTHERS: lists, workspaces of libraries, graphs, tables of hot sets. */
+static uint64_t step_bytes(const struct engine *e, uint32_t len)
+{
+    enum { OTHERS = 1 << 30, LAID_BYTES = 2 * 2 /* K and V, bf16 */ };
+    const struct model_shape *sh = &model_info(e->model)->shape;
+    const struct engine_config *c = &e->cfg;
+    uint64_t laid = (uint64_t)len * sh->kv_heads * sh->head_dim * LAID_BYTES;
+    size_t rows = model_reserve_bytes(e->model, c->max_batched_tokens, c->max_num_seqs);
+    return 2 * rows + laid + OTHERS;
+}
+
+/* What there is for KV, and how much of it may be taken where nobody says: of a device half at least, since what
+ * steps need is reckoned, and where they lack it they say so. */
+static struct memory_room room_of(struct engine *e, uint32_t len)
+{
+    if (e->be->ops->memory == NULL) {
+        uint64_t bytes = memory_available();
+        return (struct memory_room){.bytes = bytes,
+                                    .most = (uint64_t)((double)bytes * MACHINE_SHARE)};
+    }
+    uint64_t bytes = e->be->ops->memory(e->be); /* the weights are in it already */
+    uint64_t needs = step_bytes(e, len), left = needs < bytes / 2 ? bytes - needs : bytes / 2;
+    bool said = e->cfg.device_share > 0;
+    uint64_t most = (uint64_t)((double)bytes * (said ? e->cfg.device_share : DEVICE_SHARE));
+    return (struct memory_room){.bytes = bytes,
+                                .most = said || most < left ? most : left,
+                                .apart = true,
+                                .host_bytes = memory_available()};
+}
+
 /* What will lie where; nothing is allocated yet. */
 static status make_plan(struct engine *e, struct memory_plan *plan)
 {
@@ -167,19 +199,14 @@ static status make_plan(struct engine *e, struct memory_plan *plan)
     if (len > sh->max_positions)
         return err(ERR_ARG, "--max-model-len %u: the model has %u positions", len,
                    sh->max_positions);
-    bool own = e->be->ops->memory != NULL; /* memory; the weights are in it already */
-    const struct memory_room room = {.bytes = own ? e->be->ops->memory(e->be) : memory_available(),
-                                     .share = !own                      ? MACHINE_SHARE
-                                              : e->cfg.device_share > 0 ? e->cfg.device_share
-                                                                        : DEVICE_SHARE,
-                                     .apart = own,
-                                     .host_bytes = own ? memory_available() : 0};
-    if (own && e->cfg.kv_dram_bytes != 0 && e->be->ops->alloc_host == NULL)
+    const struct memory_room room = room_of(e, len);
+    if (room.apart && e->cfg.kv_dram_bytes != 0 && e->be->ops->alloc_host == NULL)
         return err(ERR_ARG,
                    "--kv-dram: device %s has no second tier: leave it 0, or choose --device cpu",
                    e->be->ops->name);
     TRY(classify(e, &geo));
-    TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context));
+    TRY(catalog_make(&e->catalog, e->be, &geo, &e->cfg.sparse, e->cfg.sparse_min_context,
+                     e->cfg.sparse_offered));
     TRY(memory_plan_make(plan, &e->cfg, &geo, e->catalog.record_lane_bytes, len, &room));
     return check_choice(e, plan);
 }
@@ -188,6 +215,7 @@ static status open_cache(struct engine *e, struct memory_plan *plan)
 {
     TRY(make_plan(e, plan));
     memory_plan_tell(plan, to_log, NULL);
+    catalog_tell(&e->catalog, to_log, NULL);
     struct kv_config kc = {.geo = plan->geo,
                            .n_records = plan->n_records,
                            .record_lane_bytes = plan->record_lane_bytes,
@@ -545,6 +573,7 @@ status engine_inspect(const struct engine_config *cfg, engine_line *line, void *
                  e->be->ops->describe(e->be));
         line(arg, text);
         memory_plan_tell(&plan, line, arg);
+        catalog_tell(&e->catalog, line, arg);
         tell_tables(&plan, line, arg);
         st = tell_choice(e, &plan, line, arg);
     }

@@ -1,8 +1,9 @@
 /* Sizes of the arenas (memory_plan.h).
  *
- * Defaults on a CPU: enough for every sequence at full length, but at most a share of the memory
- * (a quarter) that is available now for the first tier, and no second. Pages of an arena that
- * nobody touched cost nothing, so a generous arena does not slow the start. */
+ * Defaults: enough for every sequence at full length, but at most what the room says for the first
+ * tier, and no second. On a CPU pages of an arena that nobody touched cost nothing, so a generous arena
+ * does not slow the start. On a device digests are in the first tier's memory, those of the second
+ * too: what they leave is the first tier's, so small digests are more blocks. */
 #include "engine/memory_plan.h"
 #include "engine/attention.h"
 
@@ -11,9 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Of a device's memory, for arenas and digests: the rest is for a step. */
-static const double MOST_SHARE = 0.95;
 
 static uint64_t read_number(const char *path)
 {
@@ -103,7 +101,7 @@ struct wish {
 
 /* What every sequence at full length would take: of STREAM lanes, its ring. */
 static struct wish choose_bytes(const struct engine_config *cfg, const struct kv_geometry *geo,
-                                uint64_t per_seq, uint64_t available, double share)
+                                uint64_t per_seq, const struct memory_room *room)
 {
     const size_t *unit = geo->block_bytes;
     uint64_t all = per_seq * cfg->max_num_seqs * (unit[LANE_SPARSE] + unit[LANE_DENSE]);
@@ -111,7 +109,7 @@ static struct wish choose_bytes(const struct engine_config *cfg, const struct kv
         all += ring_blocks(cfg, geo, per_seq) * unit[LANE_STREAM];
     struct wish w = {cfg->kv_hbm_bytes, cfg->kv_dram_bytes};
     if (w.hbm == 0)
-        w.hbm = available == 0 ? all : min_u64(all, (uint64_t)((double)available * share));
+        w.hbm = room->bytes == 0 ? all : min_u64(all, room->most);
     return w;
 }
 
@@ -311,13 +309,12 @@ status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
                         const struct memory_room *room)
 {
     uint64_t per_seq = ((uint64_t)model_len + geo->block_rows - 1) / geo->block_rows;
-    struct wish w = choose_bytes(cfg, geo, per_seq, room->bytes, room->share);
+    struct wish w = choose_bytes(cfg, geo, per_seq, room);
     *p = (struct memory_plan){
         .geo = *geo, .record_lane_bytes = record_lane_bytes, .spills = cfg->sparse.plugin != 0};
     divide(p, cfg, &w, per_seq);
     if (cfg->kv_hbm_bytes == 0 && room->apart && room->bytes != 0) {
-        /* The digests of a large second tier are in the first one's memory. */
-        w.hbm = min_u64(w.hbm, (uint64_t)fitting_hbm(p, (double)room->bytes * MOST_SHARE));
+        w.hbm = min_u64(w.hbm, (uint64_t)fitting_hbm(p, (double)room->most));
         divide(p, cfg, &w, per_seq);
     }
     add_up(p);

@@ -26,8 +26,9 @@ struct memory_plan {
 
 /* What the machine can give. */
 struct memory_room {
-    uint64_t bytes;      /* 0: unknown */
-    double share;        /* of bytes, for the first tier at most where nobody says how much */
+    uint64_t bytes; /* 0: unknown */
+    uint64_t
+        most; /* of bytes: for the first tier where nobody says how much; apart: and for digests */
     bool apart;          /* the second tier is other memory: the host's, of a device */
     uint64_t host_bytes; /* apart: of that; 0: unknown */
 };

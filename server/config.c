@@ -371,12 +371,14 @@ static status choose_sparse(struct config *cfg)
                                    .n_options = cfg->sparse_options.n,
                                    .files = cfg->plugins.v,
                                    .n_files = cfg->plugins.n,
+                                   .offers = cfg->sparse_offers.v,
+                                   .n_offers = cfg->sparse_offers.n,
                                    .budget = cfg->sparse_budget,
                                    .top_p = cfg->sparse_top_p,
                                    .miss_threshold = cfg->miss_threshold,
                                    .interval = cfg->sparse_interval,
                                    .min_rows = cfg->sparse_min_rows};
-    return catalog_choose(&w, &cfg->engine.sparse);
+    return catalog_choose(&w, &cfg->engine.sparse, &cfg->engine.sparse_offered);
 }
 
 static status choose_heads(struct config *cfg)
@@ -448,6 +450,7 @@ void config_fini(struct config *cfg)
     mem_free(cfg->origins.v);
     mem_free(cfg->hosts.v);
     mem_free(cfg->sparse_options.v);
+    mem_free(cfg->sparse_offers.v);
     mem_free(cfg->plugins.v);
     arena_fini(&cfg->memory);
 }

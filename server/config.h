@@ -23,7 +23,8 @@ struct config {
     const char *overflow, *generation_config, *generation_override, *device, *cpu_isa;
     const char *sparse, *head_policy, *load_format, *kv_cache_dtype;
     double sparse_budget, sparse_top_p, miss_threshold, head_policy_sparsity;
-    struct option_list served_names, api_keys, origins, hosts, sparse_options, plugins;
+    struct option_list served_names, api_keys, origins, hosts, sparse_options, sparse_offers,
+        plugins;
     const char *default_name; /* of the model, if none is configured: its file's */
     uint32_t port, ready_fd, block_rows, sparse_interval, sparse_min_rows;
     uint64_t drain_us, queue_timeout_us, seed;

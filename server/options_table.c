@@ -151,12 +151,12 @@ const struct option options_table[] = {
     {.name = "gpu-memory-utilization",
      .group = "kv",
      NUMBER(engine.device_share, 0, 0.98),
-     .flags = OPTION_OPEN,
-     .preset = "0.85",
-     .help =
-         "Share of a GPU's memory, of what is free once the weights are there, that KV gets where "
-         "--kv-hbm is auto. The rest is for a step's activations. The CPU takes a quarter of the "
-         "machine's memory at most."},
+     .flags = OPTION_OPEN | OPTION_AUTO,
+     .preset = "auto",
+     .help = "Share of a GPU's memory, of what is free once the weights are there, that KV and its "
+             "digests get where --kv-hbm is auto. The rest is for steps. auto: 0.95, or less where "
+             "a step of --max-num-batched-tokens needs more. The CPU takes a quarter of the "
+             "machine's memory at most."},
     {.name = "enable-prefix-caching",
      .aliases = "cache-prompt",
      .group = "kv",
@@ -202,6 +202,15 @@ const struct option options_table[] = {
      .flags = OPTION_ONE,
      .help = "name=value of an option of the plug-in, such as estimate=0.25 of wave; may be given "
              "many times. A wrong name lists those there are."},
+    {.name = "sparse-offer",
+     .group = "sparse",
+     LIST(sparse_offers),
+     .flags = OPTION_COMMA,
+     .help = "Plug-ins that requests may name beside the server's own: room is made for their "
+             "digests, which on a GPU KV would have had. all: every one. Others are served where "
+             "theirs are no larger, and refused where they are. Nothing said: all on a CPU, whose "
+             "memory is not touched before it is needed, and where --sparse is dense; else the "
+             "server's own."},
     {.name = "sparse-min-context",
      .group = "sparse",
      COUNT(engine.sparse_min_context, 0, 1 << 30),

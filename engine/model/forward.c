@@ -42,6 +42,16 @@ void model_release(struct model *m)
     m->max_rows = m->max_logits = 0;
 }
 
+size_t model_reserve_bytes(struct model *m, uint32_t max_rows, uint32_t max_logits)
+{
+    struct buffer b[N_BUFFERS];
+    size_t n = 0;
+    list_buffers(m, max_rows, max_logits, b);
+    for (int i = 0; i < N_BUFFERS; i++)
+        n += b[i].bytes;
+    return n;
+}
+
 status model_reserve(struct model *m, uint32_t max_rows, uint32_t max_logits)
 {
     struct buffer b[N_BUFFERS];

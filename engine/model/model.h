@@ -43,6 +43,7 @@ const struct chat_template *model_chat(const struct model *m); /* NULL: none in 
 
 /* Activation memory for steps of at most max_rows rows, max_logits of which want logits. */
 status model_reserve(struct model *m, uint32_t max_rows, uint32_t max_logits);
+size_t model_reserve_bytes(struct model *m, uint32_t max_rows, uint32_t max_logits); /* of it */
 
 struct batch {
     const struct kv_memory *kv;

@@ -55,6 +55,25 @@ def requests_are_checked():
     server.stop()
 
 
+def there_is_room_for_what_is_offered():
+    """What a request may name is what the server has digests' room for, and it says so at start."""
+    if not os.path.exists(MODEL):
+        skip("what is offered", "no model")
+        return
+    for offer, others, sizes in (("wave", "dense, oracle, wave; no room for quest (16640 bytes): --sparse-offer", (200, 400)),
+                                 ("wave,quest", "dense, oracle, quest, wave", (200, 200))):
+        server = real("--block-size", "16", "--sparse", "wave", "--sparse-offer", offer)
+        ok(f"requests may name {others}\n" in server.log, f"--sparse-offer {offer}: told at start", server.log)
+        equal(tuple(complete(server, "hello", max_tokens=2, sparse={"plugin": p}).status for p in ("wave", "quest")), sizes,
+              "and requests for wave and for quest are served or refused")
+        if offer == "wave":
+            refused(server, {"plugin": "quest"}, "sparse", "invalid_value",
+                    "sparse: the digests of plug-in quest with these options take 16640 bytes per lane and segment; "
+                    "the server was started for at most 12544 (--sparse-offer).")
+        settles(server, "and nothing is left")
+        server.stop()
+
+
 def flags_are_checked():
     def so(name):
         return os.path.join(PLUGINS, f"bad-{name}.so")
@@ -64,6 +83,7 @@ def flags_are_checked():
         (["--sparse", "quest", "--sparse-option", "estimate=1"],
          '--sparse-option: unknown option "estimate" of plug-in quest, which has reduce'),
         (["--sparse", "wave", "--sparse-option", "outliers=3"], "--sparse-option: outliers must be a whole number, 0 to 2, got 3"),
+        (["--sparse-offer", "wave,qest"], f'--sparse-offer: unknown plug-in "qest"; there are {KNOWN}'),
         (["--sparse-budget", "0"], "--sparse-budget: 0: must be a number, above 0 to 1073741824"),
         (["--plugin", "/nonexistent.so"], "--plugin: /nonexistent.so: cannot open shared object file: No such file or directory"),
         (["--plugin", so("symbol")], f"--plugin: {so('symbol')}: no symbol spind_sparse_plugin: not a plug-in of spind"),
@@ -181,6 +201,7 @@ def longer_than_the_first_tier():
 def main():
     import tempfile
     requests_are_checked()
+    there_is_room_for_what_is_offered()
     flags_are_checked()
     no_lane_needs_to_be_sparse()
     with tempfile.TemporaryDirectory() as folder:

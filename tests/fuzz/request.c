@@ -26,7 +26,9 @@ static void set_up_catalog(void)
         .block_rows = 16, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 4096};
     const struct catalog_wish w = {.plugin = "wave", .budget = 0.1, .top_p = 1, .interval = 1};
     struct sparse_choice c;
-    CHECK(catalog_choose(&w, &c) == OK && catalog_make(&catalog, &rig_plans, &geo, &c, 100) == OK);
+    uint32_t offered;
+    CHECK(catalog_choose(&w, &c, &offered) == OK);
+    CHECK(catalog_make(&catalog, &rig_plans, &geo, &c, 100, offered) == OK);
 }
 
 static void set_up(void)

@@ -7,7 +7,7 @@
 enum { LAYERS = 30, HEADS = 3, LANES = LAYERS * HEADS, ROWS = 16, SINKS = 64, RECENT = 256 };
 
 static struct lane_place lanes[LANES];
-static const struct memory_room room = {.share = 0.25}; /* not known how much there is */
+static const struct memory_room room = {0}; /* not known how much there is */
 
 /* The last n_stream lanes are STREAM, the first n_dense DENSE. */
 static struct kv_geometry geometry(uint32_t n_dense, uint32_t n_stream)

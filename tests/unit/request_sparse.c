@@ -16,8 +16,9 @@ static void serve(const char *plugin, const char *const *options, uint32_t n_opt
                                    .top_p = 1,
                                    .interval = 1};
     struct sparse_choice c;
-    CHECK(catalog_choose(&w, &c) == OK);
-    CHECK(catalog_make(&catalog, &rig_plans, &geo, &c, 100) == OK);
+    uint32_t offered;
+    CHECK(catalog_choose(&w, &c, &offered) == OK && offered == CATALOG_AUTO);
+    CHECK(catalog_make(&catalog, &rig_plans, &geo, &c, 100, offered) == OK);
     info.catalog = &catalog;
 }
 
@@ -186,7 +187,7 @@ static void mistakes_are_named(void)
          "which a page could be estimated."},
         {"{\"outliers\":2}", "sparse", "invalid_value",
          "sparse: the digests of plug-in wave with these options take 34816 bytes per lane and "
-         "segment; the server was started for at most 32768."},
+         "segment; the server was started for at most 32768 (--sparse-offer)."},
     };
     serve("wave", NULL, 0);
     for (size_t i = 0; i < ARRAY_LEN(bad); i++)
@@ -222,6 +223,87 @@ static void a_device_without_digests_is_dense(void)
     request_free(r);
 }
 
+static uint64_t rig_memory(struct backend *be)
+{
+    (void)be;
+    return 0;
+}
+
+static void keep_line(void *arg, const char *text)
+{
+    snprintf(arg, 512, "%s", text);
+}
+
+/* Pages of 16 rows, whose bounds are larger than centroids. */
+static void offer(const char *plugin, const char *const *offers, uint32_t n, bool own_memory)
+{
+    const struct kv_geometry geo = {
+        .block_rows = 16, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 4096};
+    const struct catalog_wish w = {.plugin = plugin,
+                                   .offers = offers,
+                                   .n_offers = n,
+                                   .budget = 0.1,
+                                   .top_p = 1,
+                                   .interval = 1};
+    struct backend_ops ops = rig_ops;
+    const struct backend device = {&ops};
+    struct sparse_choice c;
+    uint32_t offered;
+    if (own_memory)
+        ops.memory = rig_memory;
+    CHECK(catalog_choose(&w, &c, &offered) == OK);
+    CHECK(catalog_make(&catalog, &device, &geo, &c, 0, offered) == OK);
+    info.catalog = &catalog;
+}
+
+static void there_is_room_for_what_is_offered(void)
+{
+    enum { MAP = SEGMENT_ROWS * 2, CENTROIDS = MAP + 64 * 2 * 64, BOUNDS = 64 * 4 * 64 };
+    static const char *const wave[] = {"wave"}, *const both[] = {"wave", "quest"},
+                             *const all[] = {"all"}, *const wrong[] = {"qest"};
+    char line[512];
+    offer("wave", NULL, 0, false);
+    is_int(catalog.record_lane_bytes, BOUNDS,
+           "in the machine's memory, room for digests of all: it costs nothing until it is used");
+    offer("wave", NULL, 0, true);
+    is_int(catalog.record_lane_bytes, CENTROIDS, "in a device's, of the server's own plug-in");
+    refused("{\"plugin\":\"quest\"}", "sparse", "invalid_value",
+            "sparse: the digests of plug-in quest with these options take 16384 bytes per lane and "
+            "segment; the server was started for at most 10240 (--sparse-offer).");
+    refused("{\"plugin\":\"wave\",\"outliers\":1}", "sparse", "invalid_value",
+            "sparse: the digests of plug-in wave with these options take 14336 bytes per lane and "
+            "segment; the server was started for at most 10240 (--sparse-offer).");
+    struct request *r = sparse(C, "{\"plugin\":\"oracle\",\"layout\":\"wave\"}");
+    ok(r != NULL, "others that need no more are served: %s", r == NULL ? e.message : "oracle");
+    request_free(r);
+    catalog_tell(&catalog, keep_line, line);
+    ok(strcmp(line, "digests have 10240 bytes per segment and lane; requests may name dense, "
+                    "oracle, wave; no room for quest (16384 bytes): --sparse-offer") == 0,
+       "which is told: %s", line);
+    offer("dense", NULL, 0, true);
+    is_int(catalog.record_lane_bytes, BOUNDS, "of all, where the server has none of its own");
+    offer("wave", both, 2, true);
+    is_int(catalog.record_lane_bytes, BOUNDS, "what is offered has room");
+    catalog_tell(&catalog, keep_line, line);
+    ok(strcmp(line, "digests have 16384 bytes per segment and lane; requests may name dense, "
+                    "oracle, quest, wave") == 0,
+       "and is told: %s", line);
+    offer("wave", all, 1, true);
+    is_int(catalog.record_lane_bytes, BOUNDS, "all is all");
+    offer("wave", wave, 1, false);
+    is_int(catalog.record_lane_bytes, CENTROIDS, "and no more is offered than was said");
+    offer("quest", wave, 1, true);
+    is_int(catalog.record_lane_bytes, BOUNDS, "the server's own always has room");
+    const struct catalog_wish w = {
+        .plugin = "wave", .offers = wrong, .n_offers = 1, .budget = 0.1, .top_p = 1, .interval = 1};
+    struct sparse_choice c;
+    uint32_t offered;
+    ok(catalog_choose(&w, &c, &offered) == ERR_ARG &&
+           strcmp(err_text(), "--sparse-offer: unknown plug-in \"qest\"; there are dense, oracle, "
+                              "quest, wave") == 0,
+       "what is not there cannot be offered: %s", err_text());
+}
+
 int main(void)
 {
     set_up();
@@ -230,5 +312,6 @@ int main(void)
     mistakes_are_named();
     a_dense_server_wants_a_plugin_named();
     a_device_without_digests_is_dense();
+    there_is_room_for_what_is_offered();
     return tap_done();
 }
