@@ -6,6 +6,7 @@
 # make dist       a folder that runs elsewhere  make test-cuda  what needs a GPU
 # make cuda-pack  both and tests/cuda/sanitize, for a GPU machine where nothing can be installed
 # make help       this                          make kbench     every kernel's share of its limit
+# make bars       every number that this project is held to, on a machine with a GPU (ARGS='--only dense')
 #
 # Switches: HOST= PORT= MODEL= ARGS= (serve)  FUZZ_S=30 (fuzz)  SAN=address,undefined|thread
 #           DEBUG=1  CUDA=1 (with build/libspind_cuda.so, all and dist)  V=1 (show commands)
@@ -194,12 +195,14 @@ $(B)/tests/cuda/%: tests/cuda/%.cu $(B)/libspind.a $(B)/nvcc-flags
 	@mkdir -p $(@D)
 	$(call show,NVCC,$@)
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(B)/libspind.a -lpthread -lm -o $@
-.PHONY: cuda-tests cuda-benches test-cuda kbench dist cuda-pack
+.PHONY: cuda-tests cuda-benches test-cuda kbench bars dist cuda-pack
 CUDA_BENCHES := $(patsubst tests/%,$(B)/tests/%,$(basename $(wildcard tests/cuda/bench_*.cu tests/cuda/bench_*.c)))
 cuda-benches: $(B)/libspind_cuda.so $(CUDA_BENCHES)
 # Each prints lines as tests/cuda/kbench.h has them; this makes one table of all.
 kbench: cuda-benches # on a machine with a GPU; loading a file is no kernel
 	@SPIND_CUDA_LIBRARY=$(CURDIR)/$(B)/libspind_cuda.so tests/cuda/kbench --log $(B)/kbench.log --markdown $(B)/kbench.md $(filter-out %/bench_load,$(CUDA_BENCHES))
+bars: $(B)/spind cuda-benches # on a machine with a GPU; tests/bench/bars --help
+	@python3 tests/bench/bars --spind $(B)/spind --out $(B)/bars $(ARGS)
 cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
 	+@$(CALL) tests/cuda/run $(CUDA_TESTS) $(B)/tests/unit/cuda_load
@@ -210,6 +213,7 @@ dist: $(B)/spind $(if $(CUDA),$(B)/libspind_cuda.so)
 	$(Q)$(CC) $(LDFLAGS) -Wl,-rpath,'$$ORIGIN' $(B)/server/main.o $(B)/libspind.a $(LDLIBS) -o $(B)/dist/spind
 	@ldd $(B)/spind | awk '/libuv|libcjson|libjemalloc|libllhttp/ {print $$3}' | xargs -r -I{} cp -L {} $(B)/dist
 	@cp -r configs $(if $(CUDA),$(B)/libspind_cuda.so) $(B)/dist
+	@git describe --always --dirty --abbrev=12 > $(B)/dist/commit 2> /dev/null || echo unknown > $(B)/dist/commit
 	@echo '$(B)/dist: $(notdir $(B)/spind), its libraries$(if $(CUDA),$(comma) the CUDA backend) and configs'
 
 # The same with the programs of test-cuda and kbench: for a machine with a GPU, where nothing can be installed.
