@@ -557,6 +557,8 @@ static bool bad_news(struct cuda_prefill *f)
     }
     if (f->told_trouble != f->at.trouble) {
         f->told_trouble = f->at.trouble;
+        if (f->at.trouble == NULL) /* it is over */
+            return false;
         snprintf(f->news, sizeof f->news,
                  "attention of some prompts goes without cuDNN, at half speed: %s", f->at.trouble);
         return true;

@@ -31,6 +31,7 @@ enum {
 struct entry {
     struct plan_key key;
     struct cudnn_plan *plan; /* NULL: cuDNN has none */
+    double seconds;          /* that making it took */
 };
 
 enum opening { OPENING, OPEN, NOWHERE };
@@ -49,7 +50,7 @@ struct prefill_plans {
     uint32_t n_ahead, n_granted;
     double seconds;
     /* Who asks. */
-    bool late;          /* it took too long once */
+    bool late;          /* the last one waited for took too long, and none was quick since */
     uint32_t n_in_time; /* what was made by then */
     const char *trouble;
     /* Both threads', atomic. */
@@ -104,14 +105,18 @@ struct entry *look_up(struct prefill_plans *p, const struct plan_key *k, uint32_
     return NULL;
 }
 
-void make(struct prefill_plans *p, const struct plan_key *k)
+/* False: it is there, or there is no room. */
+bool make(struct prefill_plans *p, const struct plan_key *k)
 {
+    const double begin = now();
     uint32_t n = p->n_made;
     if (n == MAX_PLANS || look_up(p, k, n) != NULL)
-        return;
+        return false;
     p->made[n].key = *k;
     p->made[n].plan = make_plan(p->maker, k);
+    p->made[n].seconds = now() - begin;
     __atomic_store_n(&p->n_made, n + 1, __ATOMIC_RELEASE);
+    return true;
 }
 
 void grant(struct prefill_plans *p)
@@ -119,10 +124,9 @@ void grant(struct prefill_plans *p)
     if (!__atomic_load_n(&p->wished, __ATOMIC_ACQUIRE))
         return;
     struct plan_key k = p->wish;
-    if (k.first == PLAN_ANYWHERE || p->n_granted < MAX_GRANTED) {
-        p->n_granted += k.first != PLAN_ANYWHERE;
-        make(p, &k);
-    }
+    bool exact = k.first != PLAN_ANYWHERE;
+    if (!exact || p->n_granted < MAX_GRANTED) /* each layer of a step wishes for the same */
+        p->n_granted += make(p, &k) && exact;
     __atomic_store_n(&p->wished, 0, __ATOMIC_RELEASE);
 }
 
@@ -137,16 +141,16 @@ void make_ahead(struct prefill_plans *p)
     const double begin = now();
     k.first = PLAN_ANYWHERE;
     k.rows = PLAN_MOST_ROWS; /* the likeliest */
-    make(p, &k);
+    (void)make(p, &k);
     for (uint32_t n = FEWEST_ROWS; n <= PLAN_MOST_ROWS && !ends(p); n = k.rows + 1) {
         grant(p);
         k.rows = prefill_plan_rows(n);
-        make(p, &k);
+        (void)make(p, &k);
     }
     k.rows = PLAN_MOST_ROWS;
     for (k.first = 0; k.first < AHEAD_POSITIONS && !ends(p); k.first += PLAN_MOST_ROWS) {
         grant(p);
-        make(p, &k);
+        (void)make(p, &k);
     }
     p->n_ahead = p->n_made;
     p->seconds = now() - begin;
@@ -198,9 +202,19 @@ struct cudnn_plan *plan_of(struct prefill_plans *p, const struct entry *e)
         return e->plan;
     if (p->trouble == NULL)
         p->trouble = e != NULL ? "cuDNN has no kernel for a shape of theirs"
-                     : p->late ? "a plan was not made in time, and nobody waits for one any more"
+                     : p->late ? "a plan was not made in time; until one is, nobody waits"
                                : "there is no room for more plans";
     return NULL;
+}
+
+/* Waits again: of the n plans that a step found, the last was made since the late one and was quick. All of a step's
+ * layers see the same. */
+void forgive(struct prefill_plans *p, uint32_t n, double patience_s)
+{
+    if (!p->late || n <= p->n_in_time || p->made[n - 1].seconds > patience_s)
+        return;
+    p->late = false;
+    p->trouble = NULL;
 }
 
 } /* namespace */
@@ -243,6 +257,7 @@ struct cudnn_plan *prefill_plans_get(struct prefill_plans *p, const struct plan_
     bool told = false;
     for (;;) {
         const uint32_t made = __atomic_load_n(&p->n_made, __ATOMIC_ACQUIRE);
+        forgive(p, n < made ? n : made, patience_s);
         /* Late: what a step found before it was late, it finds again. */
         const uint32_t in_time = n > p->n_in_time ? n : p->n_in_time;
         const uint32_t most = p->late && in_time < made ? in_time : made;

@@ -34,11 +34,12 @@ struct prefill_progress {
     bool ready; /* all that is made ahead is there: so many, in so many seconds */
     uint32_t n_ahead;
     double seconds;
-    const char *trouble; /* why prefill_plans_get said NULL first; NULL: it never did */
+    const char *
+        trouble; /* why prefill_plans_get said NULL first; NULL: it did not, or all is well again */
 };
 void prefill_plans_look(const struct prefill_plans *p, struct prefill_progress *to);
-/* Waits until the plan is made, but no longer than `patience`: when it once took longer, nobody waits any more and
- * plans are found among the first n, as a step found them. NULL: not there, no room for more, or cuDNN has none. */
+/* Waits until the plan is made, but no longer than `patience`: when it took longer, nobody waits any more, until a plan
+ * was made faster, and plans are found among the first n, as a step found them. NULL: not there, no room for more, or cuDNN has none. */
 struct cudnn_plan *prefill_plans_get(struct prefill_plans *p, const struct plan_key *k, uint32_t n,
                                      double patience_s);
 /* Among the first n. NULL: not there. wish: for another time; of exact plans some are granted. */

@@ -80,14 +80,18 @@ static struct prefill_plans *open_ready(void)
     return p;
 }
 
-/* Wishes until the thread has looked at it. */
-static bool wish(struct prefill_plans *p, const struct plan_key *k)
+/* Until the thread has looked at what was wished for. */
+static void settle(const struct prefill_plans *p)
 {
     while (__atomic_load_n(&p->wished, __ATOMIC_ACQUIRE))
         wait_a_little();
+}
+
+static bool wish(struct prefill_plans *p, const struct plan_key *k)
+{
+    settle(p);
     (void)prefill_plans_find(p, k, ~0u, true);
-    while (__atomic_load_n(&p->wished, __ATOMIC_ACQUIRE))
-        wait_a_little();
+    settle(p);
     return prefill_plans_find(p, k, ~0u, false) != NULL;
 }
 
@@ -125,6 +129,22 @@ static void wishes_leave_room(void)
     prefill_plans_destroy(p);
 }
 
+/* Each layer of a step wishes for what the step did not find, and the thread may be quick. */
+static void one_wish_is_granted_once(void)
+{
+    struct prefill_plans *p = open_ready();
+    const struct plan_key k = key(4, 1024, 3 * PLAN_MOST_ROWS);
+    const struct plan_key other = key(4, 1024, 5 * PLAN_MOST_ROWS);
+    const uint32_t before = look(p).n_made;
+    for (uint32_t i = 0; i < 2 * MAX_GRANTED; i++) {
+        (void)prefill_plans_find(p, &k, before, true);
+        settle(p);
+    }
+    ok(look(p).n_made == before + 1, "a plan that is wished for many times is made once");
+    ok(wish(p, &other), "and counts once");
+    prefill_plans_destroy(p);
+}
+
 static void nobody_waits_for_ever(void)
 {
     struct prefill_plans *p = open_ready();
@@ -143,7 +163,18 @@ static void nobody_waits_for_ever(void)
     ok(prefill_plans_get(p, &k, step, 5) == NULL && prefill_plans_get(p, &early, step, 5) == plan &&
            plan != NULL,
        "all layers of a step get the same, also when it comes in between");
-    ok(prefill_plans_get(p, &k, look(p).n_made, 5) != NULL, "the next step has it");
+    ok(prefill_plans_get(p, &k, look(p).n_made, 0.05) != NULL, "the next step has it");
+    const struct plan_key slow = key(9, 2048, PLAN_ANYWHERE);
+    settle(p);
+    begin = now();
+    ok(prefill_plans_get(p, &slow, look(p).n_made, 0.05) == NULL && now() - begin < 0.04,
+       "as long as plans come late nobody waits");
+    settle(p);
+    __atomic_store_n(&fake.slow_ms, 0, __ATOMIC_RELEASE);
+    const struct plan_key quick = key(10, 2048, PLAN_ANYWHERE), next = key(11, 2048, PLAN_ANYWHERE);
+    (void)wish(p, &quick);
+    ok(prefill_plans_get(p, &next, look(p).n_made, 5) != NULL && look(p).trouble == NULL,
+       "when one came in time they are waited for again, and no trouble is left");
     prefill_plans_destroy(p);
 }
 
@@ -161,6 +192,7 @@ int main(void)
 {
     a_step_finds_what_was_made_before_it();
     wishes_leave_room();
+    one_wish_is_granted_once();
     nobody_waits_for_ever();
     what_cudnn_refuses_is_told();
     return tap_done();
