@@ -158,7 +158,7 @@ CUDA_HOME  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCHS ?= 80 89 90a
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o) $(B)/kernels/cuda/dtype.o
-CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h tests/cuda/*.cu)
+CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h tests/cuda/*.cu tests/cuda/preload/*.cu)
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
              -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
              -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
@@ -190,6 +190,11 @@ $(B)/tests/cuda/libtrace.so: tests/cuda/trace/inject.c
 	$(call show,SO,$@)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Werror -fPIC -shared -isystem $(CUDA_HOME)/include $< \
 	    -L$(CUDA_HOME)/lib64 -L$(CUDA_HOME)/lib -lcupti -lpthread -o $@
+# For tests/cuda/sanitize: in the place of cuBLASLt.
+$(B)/tests/cuda/libproducts.so: tests/cuda/preload/products.cu $(B)/nvcc-flags
+	@mkdir -p $(@D)
+	$(call show,NVCC,$@)
+	$(Q)$(NVCC) $(NVCCFLAGS) -shared -cudart static $< -o $@
 # Looks inside one file of it, which it includes.
 $(B)/tests/cuda/%: tests/cuda/%.cu $(B)/libspind.a $(B)/nvcc-flags
 	@mkdir -p $(@D)
@@ -203,7 +208,7 @@ kbench: cuda-benches # on a machine with a GPU; loading a file is no kernel
 	@SPIND_CUDA_LIBRARY=$(CURDIR)/$(B)/libspind_cuda.so tests/cuda/kbench --log $(B)/kbench.log --markdown $(B)/kbench.md $(filter-out %/bench_load,$(CUDA_BENCHES))
 bars: $(B)/spind cuda-benches # on a machine with a GPU; tests/bench/bars --help
 	@python3 tests/bench/bars --spind $(B)/spind --out $(B)/bars $(ARGS)
-cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load
+cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load $(B)/tests/cuda/libproducts.so
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
 	+@$(CALL) tests/cuda/run $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 
@@ -219,7 +224,7 @@ dist: $(B)/spind $(if $(CUDA),$(B)/libspind_cuda.so)
 # The same with the programs of test-cuda and kbench: for a machine with a GPU, where nothing can be installed.
 CUDA_PLUGINS = $(filter %-cuda.so,$(PLUGINS))
 cuda-pack: dist cuda-tests cuda-benches $(CUDA_PLUGINS)
-	@tests/cuda/pack $(B)/dist $(B)/cuda-pack $(CUDA_TESTS) $(CUDA_BENCHES) $(B)/tests/unit/cuda_load $(CUDA_PLUGINS)
+	@tests/cuda/pack $(B)/dist $(B)/cuda-pack $(CUDA_TESTS) $(CUDA_BENCHES) $(B)/tests/unit/cuda_load $(CUDA_PLUGINS) $(B)/tests/cuda/libproducts.so
 
 # What needs more than a compiler is a script, which sets up first and builds by calling back.
 CALL := SPIND_CACHE='$(CACHE)' MAKE='$(MAKE)' SPIND='$(B)/spind' MODEL='$(MODEL)'

@@ -24,7 +24,8 @@ def sanitize(*programs, **env):
     """(exit status, output, what the tool was asked, in order)"""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(SCRIPT, folder)
-        for name, text in (("spind", ""), ("compute-sanitizer", TOOL)):
+        os.makedirs(os.path.join(folder, "tests", "cuda"))
+        for name, text in (("spind", ""), ("compute-sanitizer", TOOL), ("tests/cuda/libproducts.so", "")):
             with open(os.path.join(folder, name), "w") as f:
                 f.write(text)
             os.chmod(f.name, 0o755)
@@ -50,6 +51,8 @@ rc, out, asked = sanitize("seal", TOOLS="racecheck", EACH="1", KERNELS="move_ker
 equal([only(x) for x in asked], [["kns=bisect_cluster"], ["kns=codes_kernel"], ["kns=move_kernel"]], "each kernel by itself")
 ok(rc == 1 and re.search(r"racecheck +seal bisect_cluster .* exit 99: RACECHECK SUMMARY", out) and out.count("clean") == 2
    and "Race reported" in out, "the one that fails is named, with what was found", out)
+rc, out, asked = sanitize("linear", TOOLS="racecheck", PLAIN="1")
+ok(rc == 0 and re.search(r"--preload-library /\S+/tests/cuda/libproducts.so /\S+/linear$", asked[0]), "products by a plain kernel", asked)
 rc, out, asked = sanitize("slow", TOOLS="memcheck", SECONDS_EACH="1")
 ok(rc == 1 and "not finished in 1 s" in out, "what does not end is said", out)
 
