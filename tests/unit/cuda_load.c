@@ -65,8 +65,8 @@ static void beside_the_executable(void)
     ok(spind_cuda_open(&be, 0) == ERR_DEVICE &&
            strstr(err_text(), "/tests/unit/libspind_cuda.so") != NULL,
        "without SPIND_CUDA_LIBRARY it is looked for beside the executable");
-    setenv("SPIND_CUDA_LIBRARY", "libspind_cuda.so", 1);
-    ok(spind_cuda_open(&be, 0) == ERR_DEVICE && strstr(err_text(), "./libspind_cuda.so") != NULL,
+    setenv("SPIND_CUDA_LIBRARY", "libc.so.6", 1);
+    ok(spind_cuda_open(&be, 0) == ERR_DEVICE && strstr(err_text(), "./libc.so.6") != NULL,
        "a name without a slash is one in this folder, not in the system's");
 }
 

@@ -74,8 +74,8 @@ class Session:
 def tell(lines):
     for x in lines:
         say(f"  {x['what']}: {report.text(x)}")
-        if x["verdict"] == "failed":
-            say("\n".join("    " + y for y in x["why"].split("\n")[1:]))
+        for y in x["why"].split("\n")[1:] if x["verdict"] == "failed" else []:
+            say("    " + y)
 
 
 def measure_all(session, wanted, read):

@@ -185,9 +185,9 @@ def kernels(place, name, run, say):
     code = run_logged([os.path.join(place.kernels, words[0]), *words[1:]], log, place.env, patience_of(run))
     with open(log, errors="replace") as f:
         text = f.read()
-    if code != 0:
-        raise Failed(f"exit status {code}\n{last_lines(log)}")
     out = {"text": text, "kernels": [kernel_line(x.split()) for x in text.splitlines() if re.match(r"kbench( \S+){6}$", x)]}
+    if code != 0 or not (out["kernels"] or "TFLOP/s" in text):
+        raise Failed(f"exit status {code}, {len(out['kernels'])} results\n{last_lines(log)}")
     with open(place.file(name + ".json"), "w") as f:
         json.dump(out, f, indent=1)
     return out
