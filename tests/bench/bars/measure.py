@@ -1,9 +1,9 @@
 """Rows, one after the other: their runs, which several rows may share, what came of them, and the report after each."""
 import time
 
+import peer
 import report
 import runs
-import vllm
 from place import Clocks
 from rows import PEER, Missing, rows, runs as table_of_runs
 
@@ -90,7 +90,7 @@ def measure_all(session, wanted, read):
             session.measure(row)
             tell(session.lines([row], peers))
             report.write(session.place, about, session.lines(wanted, peers), session.names)
-        found, failure = vllm.measure(session, session.measured(wanted), say)
+        found, failure = peer.measure(session, session.measured(wanted), say)
     finally:
         session.clocks.stop()
     if failure:

@@ -29,7 +29,8 @@ def wanted(keys):
 def environment(folder):
     site = os.path.join(folder, "site")
     paths = [folder, *([site] if os.path.isdir(site) else []), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": ":".join(x for x in paths if x), "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    # Safe: our folder, with names that others may have too, stays off its path.
+    return {**os.environ, "PYTHONPATH": ":".join(x for x in paths if x), "PYTHONSAFEPATH": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
 def results(path):
