@@ -242,7 +242,26 @@ static void fit(struct budget_claim *claims, uint32_t n, uint64_t total)
     CHECK(sum <= total);
 }
 
-status budget_share(struct budget_claim *claims, uint32_t n, uint32_t total_blocks)
+/* What is still missing to the target, where it is worth a change. */
+static uint32_t wants(const struct budget_claim *c)
+{
+    bool worth = (uint64_t)(c->target > c->now ? c->target - c->now : 0) * STEP_SHARE >= c->now;
+    return worth && c->target > c->granted ? c->target - c->granted : 0;
+}
+
+/* Growth into what is nobody's; everybody gets the same part of what is wanted. */
+static void grow_freely(struct budget_claim *claims, uint32_t n, uint64_t room)
+{
+    uint64_t wanted = 0;
+    for (uint32_t i = 0; i < n; i++)
+        wanted += wants(&claims[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t more = wants(&claims[i]);
+        claims[i].granted += (uint32_t)(wanted > room ? more * room / wanted : more);
+    }
+}
+
+status budget_share(struct budget_claim *claims, uint32_t n, uint32_t total_blocks, uint32_t n_free)
 {
     uint64_t minima = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -253,12 +272,18 @@ status budget_share(struct budget_claim *claims, uint32_t n, uint32_t total_bloc
     if (minima > total_blocks)
         return err(ERR_FULL, "hot sets: the least they need is %llu blocks of %u",
                    (unsigned long long)minima, total_blocks);
-    uint64_t given = share_by_preset(claims, n, total_blocks, minima);
+    uint64_t given = share_by_preset(claims, n, total_blocks, minima), now = 0, sum = 0;
     share_by_price(claims, n, total_blocks - given);
     for (uint32_t i = 0; i < n; i++) {
         claims[i].target = claims[i].granted;
         claims[i].granted = approach(&claims[i], claims[i].target);
     }
     fit(claims, n, total_blocks);
+    for (uint32_t i = 0; i < n; i++) {
+        now += claims[i].now;
+        sum += claims[i].granted;
+    }
+    uint64_t taken = sum > now ? sum - now : 0, left = n_free > taken ? n_free - taken : 0;
+    grow_freely(claims, n, left < total_blocks - sum ? left : total_blocks - sum);
     return OK;
 }

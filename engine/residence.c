@@ -164,21 +164,33 @@ static uint32_t excess(const struct sched *s, const struct sequence *q)
     return less(q->kv.n_slots, residence_min_slots(s, q, q->n_computed));
 }
 
-static bool shrink_largest(struct sched *s)
+/* What it has beyond what a spill would give it: it grew into room that there was. */
+static uint32_t surplus(const struct sched *s, const struct sequence *q)
+{
+    return q->kv.residence == KV_SPILLED ? less(q->kv.n_slots, preset_slots(s, q)) : 0;
+}
+
+typedef uint32_t beyond_what(const struct sched *s, const struct sequence *q);
+
+/* By half of what the largest has beyond; but: not this one's. */
+static bool shrink_largest(struct sched *s, beyond_what *beyond, const struct sequence *but)
 {
     struct sequence *best = NULL;
-    for (uint32_t i = 0; i < s->n_running; i++)
-        if (excess(s, s->running[i]) > (best == NULL ? 0 : excess(s, best)))
-            best = s->running[i];
-    if (best == NULL)
-        return false;
-    uint32_t gives = (excess(s, best) + 1) / 2;
-    return kv_seq_resize(s->kv, &best->kv, best->kv.n_slots - gives) == OK;
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        struct sequence *q = s->running[i];
+        if (q == but || beyond(s, q) <= most)
+            continue;
+        best = q;
+        most = beyond(s, q);
+    }
+    return best != NULL && kv_seq_resize(s->kv, &best->kv, best->kv.n_slots - (most + 1) / 2) == OK;
 }
 
 bool residence_squeeze(struct sched *s)
 {
-    return spill_best(s, false) || shrink_largest(s) || spill_best(s, true);
+    return shrink_largest(s, surplus, NULL) || spill_best(s, false) ||
+           shrink_largest(s, excess, NULL) || spill_best(s, true);
 }
 
 /* The youngest that may go; whose prompt is read layer by layer has all it needs for that. There is one whenever
@@ -334,14 +346,17 @@ bool residence_fits_under_pressure(const struct sched *s, const struct sequence 
 
 /* ---- when pressure falls ---- */
 
-uint64_t residence_reserved(const struct sched *s)
+static uint64_t reserved_for(const struct sched *s, uint32_t output)
 {
     uint64_t n = 0;
-    for (uint32_t i = 0; i < s->n_running; i++) {
-        const struct sequence *q = s->running[i];
-        n += residence_wanted(s, q, rows_reserved(q, SCHED_FIRST_OUTPUT));
-    }
+    for (uint32_t i = 0; i < s->n_running; i++)
+        n += residence_wanted(s, s->running[i], rows_reserved(s->running[i], output));
     return n;
+}
+
+uint64_t residence_reserved(const struct sched *s)
+{
+    return reserved_for(s, SCHED_FIRST_OUTPUT);
 }
 
 /* What a restore moves: its blocks up, others down for them, is less than what it would still read of DRAM: misses of
@@ -373,23 +388,31 @@ static struct sequence *next_to_restore(const struct sched *s)
     return best;
 }
 
+/* Behind a restore the margin is there, or in hot sets that have grown into it. */
 static void restore_one(struct sched *s)
 {
     if (s->n_waiting > 0 || s->n_steps - s->spilled_at < RESIDENCE_CALM)
         return;
     struct sequence *q = next_to_restore(s);
+    if (q == NULL)
+        return;
     struct kv_counts c;
     kv_counts(s->kv, &c);
-    uint64_t margin = c.total[KV_HBM] / RESIDENCE_MARGIN;
-    if (q != NULL && restore_needs(s, q) + residence_reserved(s) + margin <= kv_available(s->kv))
-        (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
+    uint64_t needs = restore_needs(s, q) + residence_reserved(s), room = kv_available(s->kv);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        room += s->running[i] == q ? 0 : excess(s, s->running[i]);
+    if (needs + c.total[KV_HBM] / RESIDENCE_MARGIN > room)
+        return;
+    while (needs > kv_available(s->kv) && shrink_largest(s, excess, q))
+        ;
+    (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
 }
 
 /* Claims of the spilled sequences, in the order of `running`. */
-static uint32_t make_claims(struct sched *s, uint32_t *total)
+static uint32_t make_claims(struct sched *s, uint64_t *minima, uint64_t *now)
 {
     uint32_t n = 0;
-    *total = 0;
+    *minima = *now = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
         if (q->kv.residence != KV_SPILLED)
@@ -407,7 +430,8 @@ static uint32_t make_claims(struct sched *s, uint32_t *total)
                                   .now = q->kv.n_slots,
                                   .weight = 1,
                                   .bytes_per_miss_ratio = (float)fetch_bytes(s, q, 1)};
-        *total += q->kv.n_slots;
+        *minima += min;
+        *now += q->kv.n_slots;
     }
     return n;
 }
@@ -426,15 +450,23 @@ static void apply_claims(struct sched *s, bool gives)
     }
 }
 
+/* Into what nobody will take for a while; and back, before the next rows of answers find no room. */
 static void share_budgets(struct sched *s)
 {
-    uint32_t total, n = make_claims(s, &total);
+    uint64_t minima, now, n = make_claims(s, &minima, &now);
     if (n == 0)
         return;
-    uint64_t spare = kv_available(s->kv), held = residence_reserved(s);
-    if (s->n_waiting == 0 && spare > held)
-        total += (uint32_t)(spare - held);
-    if (budget_share(s->claims, n, total) != OK)
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    uint64_t spare = kv_available(s->kv), later = residence_reserved(s), total = now, free = 0;
+    uint64_t soon = reserved_for(s, 2 * RESIDENCE_EVERY), there = c.free[KV_HBM] + c.cached[KV_HBM];
+    if (s->n_waiting == 0 && spare > later) {
+        total += spare - later;
+        free = spare - later < c.free[KV_HBM] ? spare - later : c.free[KV_HBM];
+    } else if (there < soon) { /* not where another class is what is short */
+        total = now - minima > soon - there ? now - (soon - there) : minima;
+    }
+    if (budget_share(s->claims, (uint32_t)n, (uint32_t)total, (uint32_t)free) != OK)
         return; /* the minima do not fit: shrinking is done where blocks are asked for */
     apply_claims(s, true);
     apply_claims(s, false);

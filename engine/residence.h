@@ -3,16 +3,20 @@
  * Resident first: while HBM holds everybody whole, nothing is spilled and no byte moves. When rows or
  * a waiting sequence need blocks that are not there, in this order and until it suffices:
  *
- *   1. spill the answer that frees most, with a hot set of PRESET times what a plan names (the
+ *   1. shrink the largest hot set towards PRESET times what a plan names, by halves: it grew into
+ *      what nobody had;
+ *   2. spill the answer that frees most, with a hot set of PRESET times what a plan names (the
  *      youngest of equals; then with the least that it needs);
- *   2. shrink the largest hot set towards its minimum, by halves;
- *   3. spill a prompt that is being read, in the same way;
- *   4. pause the youngest: all of it to DRAM, nothing is computed again;
- *   5. where DRAM is full too, free the youngest of all, paused ones included: it computes its rows
+ *   3. shrink the largest hot set towards its minimum, by halves;
+ *   4. spill a prompt that is being read, in the same way;
+ *   5. pause the youngest: all of it to DRAM, nothing is computed again;
+ *   6. where DRAM is full too, free the youngest of all, paused ones included: it computes its rows
  *      again later, with the same tokens.
  *
- * When pressure falls, with hysteresis: hot sets grow by their miss curves, the oldest spilled sequence that
- * would read more than it moves becomes RESIDENT again, paused ones come back through the queue in their order.
+ * When pressure falls: hot sets grow by their miss curves, at once into what is nobody's and slowly into what
+ * the prefix cache or other hot sets have; the oldest spilled sequence that would read more than it moves becomes
+ * RESIDENT again, and what hot sets have beyond the least they need counts as room for it; paused ones come back
+ * through the queue in their order. Before answers run short of blocks hot sets give way for their next rows.
  *
  * Nothing here changes a token: where a page lies is no part of what is computed. */
 #ifndef ENGINE_RESIDENCE_H
@@ -43,7 +47,7 @@ bool residence_can_spill(const struct sched *s, const struct sequence *q);
 /* Would it fit, for `rows` positions, if everybody who can be spilled was down to the minimum, within
  * DRAM and the headroom for transfers? */
 bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows);
-/* Makes some HBM available without anybody having to go (1 to 3); false: nobody can give more. */
+/* Makes some HBM available without anybody having to go (1 to 4); false: nobody can give more. */
 bool residence_squeeze(struct sched *s);
 /* Makes some HBM available, whoever has to give. Sequences that had to go are in the queue, out of the
  * plan; false: q itself was. */

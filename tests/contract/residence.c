@@ -152,7 +152,7 @@ static void a_tenth_of_the_blocks_serves_all(void)
 static void spilled_sequences_come_back(void)
 {
     struct world w;
-    const struct size z = {900, 4000, 8, 256, true, {0}, 0};
+    const struct size z = {800, 4000, 8, 256, true, {0}, 0};
     world_open_sized(&w, &z);
     submit_sparse(&w, 2200, 60, 2, "wave", 0.05f);
     struct sequence *q = submit_sparse(&w, 2200, 1000, 1, "wave", 0.05f);
@@ -167,6 +167,95 @@ static void spilled_sequences_come_back(void)
        "who was spilled for others is RESIDENT again when they have gone");
     while (step(&w))
         ;
+    world_close(&w);
+}
+
+static struct sequence *spilled_one(const struct world *w)
+{
+    for (uint32_t i = 0; i < w->s.n_running; i++)
+        if (w->s.running[i]->kv.residence == KV_SPILLED)
+            return w->s.running[i];
+    return NULL;
+}
+
+static uint64_t spills(const struct world *w)
+{
+    struct kv_counts c;
+    kv_counts(w->kv, &c);
+    return c.spills;
+}
+
+/* All that is free, as if its curve had asked for it. */
+static void take_all(struct world *w, struct sequence *q)
+{
+    if (q->kv.residence == KV_SPILLED)
+        CHECK(kv_seq_resize(w->kv, &q->kv, q->kv.n_slots + kv_available(w->kv)) == OK);
+}
+
+/* Three of four go on, two of them RESIDENT; what the fourth leaves is not enough for the third to be. */
+static void hot_sets_have_what_is_left(void)
+{
+    struct world w;
+    const struct size z = {800, 4000, 8, 256, false, {0}, 0};
+    world_open_sized(&w, &z);
+    submit_sparse(&w, 2200, 100, 0, "wave", 0.05f);
+    for (uint32_t i = 1; i < 4; i++)
+        submit_sparse(&w, 2200, 2000, i, "wave", 0.05f);
+    while (w.finished == 0 && step(&w))
+        ;
+    struct sequence *q = spilled_one(&w);
+    CHECK(q != NULL);
+    uint32_t named = attention_min_slots(q->in, kv_geometry(w.kv), q->n_computed);
+    uint32_t before = q->kv.n_slots;
+    for (uint32_t i = 0; i <= RESIDENCE_EVERY; i++)
+        step(&w);
+    ok(q->kv.residence == KV_SPILLED && before < 4 * named &&
+           q->kv.n_slots >= RESIDENCE_PRESET * named,
+       "a hot set grows at once into room that is free: %u, %u slots for %u pages", before,
+       q->kv.n_slots, named);
+    uint64_t moved = spills(&w);
+    take_all(&w, q);
+    uint32_t most = q->kv.n_slots;
+    for (uint32_t i = 0; i < 10 * RESIDENCE_EVERY; i++)
+        step(&w);
+    ok(q->kv.n_slots < most && q->kv.n_slots >= RESIDENCE_PRESET * named && spills(&w) == moved,
+       "it gives way to the rows of answers, and none is spilled: %u of %u", q->kv.n_slots, most);
+    take_all(&w, q);
+    uint32_t finished = w.finished;
+    submit(&w, 300, 10, 5, 0);
+    while (w.finished == finished && step(&w))
+        ;
+    ok(spills(&w) == moved && w.s.preemptions == 0, "and to a prompt that comes");
+    audit(&w);
+    while (step(&w))
+        ;
+    ok(w.marks_right && w.slots_suffice && w.finished == w.submitted, "and all end");
+    world_close(&w);
+}
+
+/* Two are left, both SPILLED, and the younger one has all the room. */
+static void room_in_a_hot_set_is_room_to_come_back(void)
+{
+    struct world w;
+    const struct size z = {500, 4000, 8, 256, false, {0}, 0};
+    world_open_sized(&w, &z);
+    submit_sparse(&w, 2200, 100, 0, "wave", 0.05f);
+    struct sequence *q = submit_sparse(&w, 2200, 2000, 1, "wave", 0.05f);
+    struct sequence *other = submit_sparse(&w, 2200, 2000, 2, "wave", 0.05f);
+    while (w.finished == 0 && step(&w))
+        ;
+    uint32_t least = residence_min_slots(&w.s, q, q->n_computed);
+    CHECK(q->kv.residence == KV_SPILLED && kv_seq_resize(w.kv, &q->kv, least) == OK &&
+          kv_seq_spill(w.kv, &other->kv, least) == OK);
+    take_all(&w, other);
+    for (uint32_t i = 0; i <= RESIDENCE_CALM + RESIDENCE_EVERY; i++)
+        step(&w);
+    is_int(q->kv.residence, KV_RESIDENT, "one is RESIDENT again in room that a hot set had");
+    ok(other->kv.n_slots >= least, "which keeps %u slots, of which it needs %u", other->kv.n_slots,
+       least);
+    while (step(&w))
+        ;
+    ok(w.marks_right && w.slots_suffice && w.finished == w.submitted, "and all end");
     world_close(&w);
 }
 
@@ -421,6 +510,8 @@ int main(int argc, char **argv)
     rings_are_enough_for_all_that_run(true);
     a_tenth_of_the_blocks_serves_all();
     spilled_sequences_come_back();
+    hot_sets_have_what_is_left();
+    room_in_a_hot_set_is_room_to_come_back();
     who_comes_back_finds_all_that_is_there(4000);
     who_comes_back_finds_all_that_is_there(2100);
     room_for_a_hit_is_not_made_of_it();

@@ -182,7 +182,7 @@ static void shares_keep_their_bounds(void)
         struct budget_claim c[CLAIMS] = {0};
         uint32_t total = random_claims(c), n = count_of(c);
         uint64_t sum = 0, before = 0, targets = 0;
-        CHECK(budget_share(c, n, total) == OK);
+        CHECK(budget_share(c, n, total, 0) == OK);
         for (uint32_t i = 0; i < n; i++) {
             sum += c[i].granted;
             targets += c[i].target;
@@ -205,13 +205,44 @@ static void shares_keep_their_bounds(void)
     ok(held, "nobody moves away from the target");
 }
 
+static void what_is_free_is_given_at_once(void)
+{
+    bool bounded = true, no_less = true, all = true;
+    uint32_t jumps = 0;
+    for (uint32_t round = 0; round < 5000; round++) {
+        struct budget_claim a[CLAIMS] = {0}, b[CLAIMS];
+        uint32_t total = random_claims(a), n = count_of(a);
+        uint64_t now = 0, sum[2] = {0}, wanted = 0;
+        for (uint32_t i = 0; i < n; i++)
+            now += a[i].now;
+        uint32_t free = now < total ? below((uint32_t)(total - now) + 1) : 0;
+        memcpy(b, a, sizeof b);
+        CHECK(budget_share(a, n, total, 0) == OK && budget_share(b, n, total, free) == OK);
+        for (uint32_t i = 0; i < n; i++) {
+            sum[0] += a[i].granted;
+            sum[1] += b[i].granted;
+            no_less &= b[i].granted >= a[i].granted;
+            bounded &= b[i].granted == a[i].granted || b[i].granted <= b[i].target;
+            jumps += b[i].granted > a[i].granted;
+            if (a[i].target >= a[i].now + a[i].now / 8 + 1 && a[i].target > a[i].granted)
+                wanted += a[i].target - a[i].granted;
+        }
+        uint64_t steps = sum[0] > now ? sum[0] - now : 0, left = free > steps ? free - steps : 0;
+        bounded &= sum[1] <= total && sum[1] - sum[0] <= left;
+        all &= sum[1] - sum[0] + CLAIMS >= (wanted < left ? wanted : left);
+    }
+    ok(bounded, "what is free goes to who is below the target, and no more than there is");
+    ok(no_less && jumps > 1000, "beside the steps that all make (%u times)", jumps);
+    ok(all, "and none of it stays where it is wanted");
+}
+
 static void minima_that_do_not_fit_are_refused(void)
 {
     struct budget_claim c[2] = {{.min = 60, .preset = 80, .max = 100, .weight = 1},
                                 {.min = 41, .preset = 80, .max = 100, .weight = 1}};
-    is_int(budget_share(c, 2, 100), ERR_FULL, "60 and 41 of 100");
+    is_int(budget_share(c, 2, 100, 0), ERR_FULL, "60 and 41 of 100");
     ok(c[0].granted == 0 && c[1].granted == 0, "nothing is granted");
-    is_int(budget_share(c, 2, 101), OK, "60 and 41 of 101");
+    is_int(budget_share(c, 2, 101, 0), OK, "60 and 41 of 101");
     ok(c[0].granted == 60 && c[1].granted == 41, "just the minima");
 }
 
@@ -223,7 +254,7 @@ static void more_weight_never_gets_less(void)
         uint32_t total = random_claims(a), n = count_of(a), who = below(n);
         memcpy(b, a, sizeof b);
         b[who].weight *= 1.0f + 0.25f * (float)(1 + below(8));
-        CHECK(budget_share(a, n, total) == OK && budget_share(b, n, total) == OK);
+        CHECK(budget_share(a, n, total, 0) == OK && budget_share(b, n, total, 0) == OK);
         good &= b[who].target >= a[who].target && b[who].granted >= a[who].granted;
     }
     ok(good, "a larger weight gets at least as much");
@@ -236,7 +267,7 @@ static void repeated_calls_settle(void)
         struct budget_claim c[CLAIMS] = {0};
         uint32_t total = random_claims(c), n = count_of(c), calls = 0;
         for (bool moved = true; moved && calls < 300; calls++) {
-            CHECK(budget_share(c, n, total) == OK);
+            CHECK(budget_share(c, n, total, 0) == OK);
             moved = false;
             for (uint32_t i = 0; i < n; i++) {
                 moved |= c[i].granted != c[i].now;
@@ -246,7 +277,7 @@ static void repeated_calls_settle(void)
         settled &= calls < 300;
         for (uint32_t i = 0; i < n; i++)
             c[i].now = c[i].target;
-        CHECK(budget_share(c, n, total) == OK);
+        CHECK(budget_share(c, n, total, 0) == OK);
         for (uint32_t i = 0; i < n; i++)
             still &= c[i].granted == c[i].now;
     }
@@ -298,7 +329,7 @@ static void shares_are_the_best(void)
             c[i].curve = &curves[i];
             c[i].now = 0;
         }
-        CHECK(budget_share(c, n, total) == OK);
+        CHECK(budget_share(c, n, total, 0) == OK);
         for (uint32_t i = 0; i < n; i++)
             got[i] = c[i].target;
         greedy(c, n, total, want);
@@ -320,10 +351,10 @@ static void the_unknown_get_their_preset(void)
                                  .weight = 1,
                                  .bytes_per_miss_ratio = 1e6f}};
     random_curve(&curves[0]);
-    CHECK(budget_share(c, 3, 400) == OK);
+    CHECK(budget_share(c, 3, 400, 0) == OK);
     ok(c[0].granted == 50 && c[1].granted == 90, "what fits is given");
     ok(c[2].granted > 30, "the known one takes what is left");
-    CHECK(budget_share(c, 3, 100) == OK);
+    CHECK(budget_share(c, 3, 100, 0) == OK);
     ok(c[0].granted == 10 + 40 * 70 / 140 && c[1].granted == 10 + 80 * 70 / 140,
        "and where not everybody's fits, the same part of it");
 }
@@ -334,6 +365,7 @@ int main(void)
     one_curve_serves_different_lanes();
     curves_are_hulls();
     shares_keep_their_bounds();
+    what_is_free_is_given_at_once();
     minima_that_do_not_fit_are_refused();
     more_weight_never_gets_less();
     repeated_calls_settle();
