@@ -158,7 +158,7 @@ CUDA_HOME  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCHS ?= 80 89 90a
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o) $(B)/kernels/cuda/dtype.o
-CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h tests/cuda/*.cu tests/cuda/preload/*.cu)
+CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h tests/cuda/*.cu tests/cuda/preload/*.cu tests/cuda/dry/*.c tests/cuda/dry/*.cu)
 NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
              -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
              -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
@@ -167,7 +167,7 @@ $(B)/nvcc-flags: force
 	@mkdir -p $(@D)
 	@command -v $(NVCC) > /dev/null || { echo 'spind: CUDA=1 needs nvcc of CUDA 13: put it on PATH, or name it: make CUDA=1 NVCC=...' >&2; exit 1; }
 	@echo '$(NVCC) $(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCCFLAGS)' > $@
-$(B)/kernels/cuda/%.o: kernels/cuda/%.cu $(B)/nvcc-flags
+$(B)/%.o: %.cu $(B)/nvcc-flags
 	@mkdir -p $(@D)
 	$(call show,NVCC,$<)
 	$(Q)$(NVCC) $(NVCCFLAGS) -c $< -o $@
@@ -184,6 +184,15 @@ $(B)/tests/cuda/bench_%: tests/cuda/bench_%.cu $(CUDA_OBJ) $(B)/libspind.a
 	@mkdir -p $(@D)
 	$(call show,NVCC,$@)
 	$(Q)$(NVCC) $(NVCCFLAGS) -cudart static $< $(CUDA_OBJ) $(B)/libspind.a -lcublasLt -lpthread -lm -o $@
+# The backend's host side without a GPU (tests/cuda/dry/runtime.c).
+DRY := $(B)/tests/cuda/dry/libspind_cuda.so
+$(B)/tests/cuda/dry/runtime.o: tests/cuda/dry/runtime.c
+	@mkdir -p $(@D)
+	$(call show,CC,$<)
+	$(Q)$(CC) -std=c11 -O1 -Wall -Wextra -Werror -fPIC -isystem $(CUDA_HOME)/include -c $< -o $@
+$(DRY): $(B)/tests/cuda/dry/runtime.o $(B)/tests/cuda/dry/cudnn.o $(filter-out %/cudnn.o,$(CUDA_OBJ))
+	$(call show,SO,$@)
+	$(Q)$(CXX) -shared $^ -Wl,-Bsymbolic -lpthread -ldl -lm -o $@
 # For CUDA_INJECTION64_PATH: when the kernels of steps begin and end (tests/cuda/trace/inject.c).
 $(B)/tests/cuda/libtrace.so: tests/cuda/trace/inject.c
 	@mkdir -p $(@D)
@@ -208,7 +217,7 @@ kbench: cuda-benches # on a machine with a GPU; loading a file is no kernel
 	@SPIND_CUDA_LIBRARY=$(CURDIR)/$(B)/libspind_cuda.so tests/cuda/kbench --log $(B)/kbench.log --markdown $(B)/kbench.md $(filter-out %/bench_load,$(CUDA_BENCHES))
 bars: $(B)/spind cuda-benches # on a machine with a GPU; tests/bench/bars --help
 	@python3 tests/bench/bars --spind $(B)/spind --out $(B)/bars $(ARGS)
-cuda-tests: $(B)/libspind_cuda.so $(CUDA_TESTS) $(B)/tests/unit/cuda_load $(B)/tests/cuda/libproducts.so
+cuda-tests: $(B)/libspind_cuda.so $(DRY) $(CUDA_TESTS) $(B)/tests/unit/cuda_load $(B)/tests/cuda/libproducts.so
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
 	+@$(CALL) tests/cuda/run $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 
