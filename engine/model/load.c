@@ -73,7 +73,7 @@ static status pack(struct loader *l, const struct stack *s, struct weight **out)
     if (st == ERR_FORMAT && l->g != NULL)
         return gguf_refuse(l->g, s->t[0]->data, "%s", err_text());
     if (st != OK)
-        return err(st, "%s: %s: %s", l->path, names[0], err_text());
+        return err(st, "%s: %s", l->path, err_text()); /* which tensor it was is in it */
     l->m->info.weight_bytes += l->m->be->ops->weight_bytes(*out);
     log_progress_step(&l->progress, l->done_bytes);
     return OK;

@@ -6,7 +6,9 @@
  *   - waiting for or freeing something while a stream is captured, an unknown address or event, a launch that no GPU takes.
  *
  * SPIND_DRY_FAULT=CALL:N[:CODE]   the N-th call of CALL (cudaMalloc, cudaEventSynchronize, launch, ...) fails with this
- *     cudaError_t; CODE 700 and up stay, as a broken device does. Preset 2, out of memory.
+ *     cudaError_t; CODE 700 and up stay, as a broken device does; 600, and the device hangs from there on: whoever
+ *     waits for it waits for ever. Preset 2, out of memory.
+ * SPIND_DRY_ARMED=FILE     calls count for that only once FILE is there
  * SPIND_DRY_MEMORY=BYTES   of the GPU (140 GiB)
  * SPIND_DRY_COUNTS=1       tells at exit how much memory there was at most and how often each call came */
 #define _GNU_SOURCE
@@ -18,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
+#include <unistd.h>
 
 enum {
     MAX_PLACES = 1 << 16,
@@ -52,9 +54,10 @@ static struct {
         unsigned long n;
     } calls[MAX_CALLS];
     int n_calls;
-    bool is_open, tells;
+    bool is_open, tells, hangs;
     char fault[64];
-    unsigned long fault_at;
+    unsigned long fault_at, n_towards; /* the fault: such calls since it was armed */
+    const char *armed;                 /* a file, until it was seen; NULL: nothing to wait for */
     cudaError_t fault_code, sticky;
     cudaStream_t capturing;
     unsigned long captured; /* launches since */
@@ -81,33 +84,55 @@ static void dry_open(void)
     if (fault != NULL && sscanf(fault, "%63[^:]:%lu:%d", dry.fault, &dry.fault_at, &code) < 2)
         fprintf(stderr, "dry: SPIND_DRY_FAULT=%s is not CALL:N[:CODE]\n", fault);
     dry.fault_code = (cudaError_t)code;
+    dry.armed = getenv("SPIND_DRY_ARMED");
     dry.tells = getenv("SPIND_DRY_COUNTS") != NULL;
     if (dry.tells)
         atexit(tell_counts);
 }
 
-/* Counts the call; the error that it is to fail with. Names are literals. */
+static void count(const char *name)
+{
+    int i = 0;
+    while (i < dry.n_calls && strcmp(dry.calls[i].name, name) != 0)
+        i++;
+    if (i == dry.n_calls && i < MAX_CALLS)
+        dry.calls[dry.n_calls++].name = name;
+    if (i < MAX_CALLS)
+        dry.calls[i].n++;
+}
+
+static bool fails_now(const char *name)
+{
+    if (dry.fault_at == 0 || strcmp(name, dry.fault) != 0)
+        return false;
+    if (dry.armed != NULL && access(dry.armed, F_OK) != 0)
+        return false;
+    dry.armed = NULL;
+    if (++dry.n_towards != dry.fault_at)
+        return false;
+    fprintf(stderr, "dry: call %lu of %s fails with %d\n", dry.fault_at, name, (int)dry.fault_code);
+    return true;
+}
+
+/* Every call begins so: the error that it is to fail with. Names are literals. */
 static cudaError_t call(const char *name)
 {
     pthread_mutex_lock(&dry.lock);
     if (!dry.is_open)
         dry_open();
-    cudaError_t e = dry.sticky;
-    if (dry.tells || dry.fault_at > 0) {
-        int i = 0;
-        while (i < dry.n_calls && strcmp(dry.calls[i].name, name) != 0)
-            i++;
-        if (i == dry.n_calls && i < MAX_CALLS)
-            dry.calls[dry.n_calls++].name = name;
-        if (i < MAX_CALLS && ++dry.calls[i].n == dry.fault_at && strcmp(name, dry.fault) == 0) {
-            e = dry.fault_code;
-            fprintf(stderr, "dry: call %lu of %s fails\n", dry.fault_at, name);
-        }
-        if ((int)e >= STICKY_FROM)
-            dry.sticky = e;
+    if (dry.tells)
+        count(name);
+    cudaError_t e = fails_now(name) ? dry.fault_code : dry.sticky;
+    if ((int)e >= STICKY_FROM)
+        dry.sticky = e;
+    if (e == cudaErrorNotReady) {
+        dry.hangs = true;
+        e = cudaSuccess;
     }
     pthread_mutex_unlock(&dry.lock);
-    return last_error = e != cudaSuccess ? e : last_error, e;
+    if (e != cudaSuccess)
+        last_error = e;
+    return e;
 }
 
 static cudaError_t wrong(cudaError_t e, const char *what)
@@ -116,22 +141,32 @@ static cudaError_t wrong(cudaError_t e, const char *what)
     return last_error = e;
 }
 
-#define CALL(name)                                                                                 \
-    do {                                                                                           \
-        cudaError_t e_ = call(name);                                                               \
-        if (e_ != cudaSuccess)                                                                     \
-            return e_;                                                                             \
+#define CALL(name)                   \
+    do {                             \
+        cudaError_t e_ = call(name); \
+        if (e_ != cudaSuccess)       \
+            return e_;               \
     } while (0)
 
 /* What a stream that is captured does not bear: the capture is lost. */
-#define WAITS(name)                                                                                \
-    do {                                                                                           \
-        CALL(name);                                                                                \
-        if (dry.capturing != NULL) {                                                               \
-            dry.capture_broken = true;                                                             \
-            return wrong(cudaErrorStreamCaptureUnsupported, name);                                 \
-        }                                                                                          \
+#define WAITS(name)                             \
+    do {                                        \
+        CALL(name);                             \
+        cudaError_t w_ = wait_for_device(name); \
+        if (w_ != cudaSuccess)                  \
+            return w_;                          \
     } while (0)
+
+static cudaError_t wait_for_device(const char *name)
+{
+    if (dry.capturing != NULL) {
+        dry.capture_broken = true;
+        return wrong(cudaErrorStreamCaptureUnsupported, name);
+    }
+    while (dry.hangs)
+        pause();
+    return cudaSuccess;
+}
 
 /* ---- memory ---- */
 
@@ -231,8 +266,7 @@ cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned int flags)
     pthread_mutex_lock(&dry.lock);
     bool good = find_place(p) < 0 && add_place(p, bytes, PLACE_REGISTERED);
     pthread_mutex_unlock(&dry.lock);
-    return good ? cudaSuccess
-                : wrong(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister");
+    return good ? cudaSuccess : wrong(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister");
 }
 
 cudaError_t cudaHostUnregister(void *p)
@@ -255,7 +289,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *at, const voi
     pthread_mutex_lock(&dry.lock);
     int i = find_place(p);
     memset(at, 0, sizeof *at);
-    at->type = i < 0 ? cudaMemoryTypeUnregistered
+    at->type = i < 0                                ? cudaMemoryTypeUnregistered
                : dry.places[i].kind == PLACE_DEVICE ? cudaMemoryTypeDevice
                                                     : cudaMemoryTypeHost;
     pthread_mutex_unlock(&dry.lock);
@@ -427,7 +461,16 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     CALL("cudaEventQuery");
+    if (dry.hangs)
+        return cudaErrorNotReady;
     return e != NULL ? cudaSuccess : wrong(cudaErrorInvalidResourceHandle, "cudaEventQuery");
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t s)
+{
+    (void)s;
+    CALL("cudaStreamQuery");
+    return dry.hangs ? cudaErrorNotReady : cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
@@ -461,9 +504,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
 cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *out)
 {
     CALL("cudaStreamIsCapturing");
-    *out = s != dry.capturing    ? cudaStreamCaptureStatusNone
+    *out = s != dry.capturing   ? cudaStreamCaptureStatusNone
            : dry.capture_broken ? cudaStreamCaptureStatusInvalidated
-                                 : cudaStreamCaptureStatusActive;
+                                : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 
@@ -592,8 +635,8 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t k, dim3 grid, dim3 block, void **arg
 void **__cudaRegisterFatBinary(void *code);
 void __cudaRegisterFatBinaryEnd(void **handle);
 void __cudaUnregisterFatBinary(void **handle);
-void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
-                            void *tid, void *bid, void *bdim, void *gdim, int *warps);
+void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name,
+                            int limit, void *tid, void *bid, void *bdim, void *gdim, int *warps);
 void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int ext,
                        size_t size, int constant, int global);
 
@@ -645,8 +688,8 @@ void __cudaUnregisterFatBinary(void **handle)
     (void)handle;
 }
 
-void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
-                            void *tid, void *bid, void *bdim, void *gdim, int *warps)
+void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name,
+                            int limit, void *tid, void *bid, void *bdim, void *gdim, int *warps)
 {
     (void)handle, (void)host, (void)device, (void)name, (void)limit;
     (void)tid, (void)bid, (void)bdim, (void)gdim, (void)warps;
@@ -695,10 +738,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     return blas("cublasLtMatmul");
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-    cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t p, int wanted,
-    cublasLtMatmulHeuristicResult_t *results, int *n)
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+                                              cublasLtMatmulPreference_t p, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *results, int *n)
 {
     (void)h, (void)d, (void)a, (void)b, (void)c, (void)out, (void)p, (void)wanted;
     memset(results, 0, sizeof *results);
@@ -715,8 +759,8 @@ cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t si
 }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
-                                              cublasLtMatmulDescAttributes_t attr, const void *value,
-                                              size_t bytes)
+                                              cublasLtMatmulDescAttributes_t attr,
+                                              const void *value, size_t bytes)
 {
     (void)d, (void)attr, (void)value, (void)bytes;
     return CUBLAS_STATUS_SUCCESS;
