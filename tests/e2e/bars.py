@@ -217,6 +217,27 @@ def vllm_beside(folder):
     equal((words, sessions), (["6x130000", "poisson=0.15"], False), "only what is asked is run")
 
 
+def vllm_through_http(folder):
+    """Its server here is one of ours, started as vLLM's is."""
+    package = os.path.join(folder, "site", "vllm", "entrypoints", "openai")
+    os.makedirs(package)
+    with open(os.path.join(package, "api_server.py"), "w") as f:
+        f.write(f"""import os, sys
+words = sys.argv[1:]
+assert os.path.exists(os.path.join(words[words.index("--model") + 1], "config.json")) and "--skip-tokenizer-init" in words
+os.execv({os.path.abspath(_server.BINARY)!r}, ["spind", "serve", "--device", "mock", "--mock-step-us", "5000", "--port", words[-1]])
+""")
+    out = os.path.join(folder, "out")
+    mock = ("--device", "mock", "--small", "--ids", "1,250", "--also", "--mock-step-us 200", "--only", "stream,streams-256")
+    rc, s, text, err = bars(*mock, "--vllm", folder, out=out)
+    got = raw(out, "peer")
+    ok(set(got) == {"stream_tok_s", "stream_ttft_ms", "streams_tok_s"} and got["stream_ttft_ms"] > 4 and 0 < got["stream_tok_s"] < 250
+       and of(s, "stream")[0]["peer"] == got["stream_tok_s"] and of(s, "stream")[0]["ratio"] > 1, "vLLM's server gets the same load", text, err, got)
+    os.remove(os.path.join(package, "api_server.py"))
+    rc, s, text, err = bars(*mock, "--vllm", folder, out=out)
+    ok(rc == 2 and of(s, "stream")[0]["peer"] == 848 and "its server did not get ready" in s["failures"][0], "one that does not start is told", text, err)
+
+
 def words_are_checked(out):
     rc, s, text, err = bars(out=out, env={"PATH": out})
     ok(rc == 2 and s is None and text == "" and err.count("\n") == 1 and "no GPU here" in err, "without a GPU it says so in one line", text, err)
@@ -233,7 +254,7 @@ def words_are_checked(out):
 
 a_number_is_held_against_its_bar()
 every_row_is_complete()
-for case in (on_the_cpu, on_the_mock, what_fails_is_told_as_failed, vllm_beside, words_are_checked):
+for case in (on_the_cpu, on_the_mock, what_fails_is_told_as_failed, vllm_beside, vllm_through_http, words_are_checked):
     with tempfile.TemporaryDirectory() as folder:
         case(folder)
 done()

@@ -22,9 +22,8 @@ EPILOG = """exit status: 0 every bar that was measured is met, 1 one was missed,
 vLLM's numbers are those of shared/peer/README.md. --peer FILE puts others in their place, as JSON {"step_ms/1x8192": 5.2, ..}
 (--list names the keys). --vllm DIR measures them: DIR holds vllm_longctx.py and, there or in DIR/site, the packages that
 pack-vllm.sh made parts of. Behind our rows it runs what they are held against: cells and Poisson in one engine (start 45 s,
-all cells 200 s, Poisson 175 s), the sessions in another (275 s), and that in peer.json, for --peer of a later run.
-What vLLM does through its HTTP server stays as it is written down, unless --vllm-url names such a server, with the default
-model's shape: it gets the same load."""
+all cells 200 s, Poisson 175 s), the sessions in another (275 s), the rows through HTTP against its server (60 s), on the
+description of the default model; --vllm-url names one that runs already. All of it is in peer.json, for --peer of a later run."""
 
 
 def words():
@@ -37,7 +36,7 @@ def words():
     a.add_argument("--kernels", metavar="DIR", help="the benches of kernels (tests/cuda beside the daemon)")
     a.add_argument("--peer", metavar="FILE", help="numbers of vLLM instead of those written down")
     a.add_argument("--vllm", metavar="DIR", help="measure vLLM, too: see below")
-    a.add_argument("--vllm-url", metavar="URL", help="a server of vLLM with the default model's shape, for the rows through HTTP")
+    a.add_argument("--vllm-url", metavar="URL", help="a server of vLLM that runs already, with the default model's shape")
     a.add_argument("--device", default="cuda", help="cuda; cpu and mock try the machinery")
     a.add_argument("--model", metavar="FILE", help="instead of the description of Llama-3.1-8B")
     a.add_argument("--default-model", metavar="FILE", help="instead of the description of SmolLM2-135M, whose weights are made up")
@@ -97,9 +96,9 @@ def list_rows(session, table):
 def main():
     a = words()
     place = Place(a.spind or default_spind(), a.kernels, a.out)
-    setting = Setting(a.model or place.model("llama-3.1-8b"), a.default_model or place.model("smollm2-135m"), a.device, a.small, a.ids,
-                      shlex.split(a.also))
-    session = Session(place, setting, a)
+    default_model = a.default_model or place.model("smollm2-135m")
+    setting = Setting(a.model or place.model("llama-3.1-8b"), default_model, a.device, a.small, a.ids, shlex.split(a.also))
+    session = Session(place, setting, a, default_model)
     wanted = chosen(session.rows, a)
     if a.list:
         return list_rows(session, wanted if a.only else session.rows)

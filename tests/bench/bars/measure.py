@@ -15,8 +15,8 @@ def say(text):
 class Session:
     """What was run so far. outcomes: by row, a line's number with a note, or why there is none."""
 
-    def __init__(self, place, setting, a):
-        self.place, self.a, self.setting = place, a, setting
+    def __init__(self, place, setting, a, default_model):
+        self.place, self.a, self.setting, self.default_model = place, a, setting, default_model
         self.rows, self.runs = rows(setting), table_of_runs(setting)
         self.got, self.failed, self.clocks_of, self.outcomes = {}, {}, {}, {}
         self.names = {n: " ".join(runs.flat(w)) for n, w in setting.names().items()}

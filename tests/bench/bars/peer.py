@@ -2,10 +2,17 @@
 
 --vllm DIR names a folder with vllm_longctx.py and vLLM's packages, beside it or in DIR/site (pack-vllm.sh makes the
 parts; they are unpacked as its README says). Only what the chosen rows are held against is run: one engine for the cells
-and Poisson (vllm_child.py), another for the sessions."""
+and Poisson (vllm_child.py), another for the sessions, and its server for what is measured through HTTP."""
+import contextlib
 import json
 import os
+import shutil
+import signal
+import socket
+import subprocess
 import sys
+import time
+import urllib.request
 
 import runs
 
@@ -13,6 +20,7 @@ CELLS = {"step_ms/1x8192": "1x8192", "prefill_s/65536": "1x65536", "prefill_s/13
          "tok_s/6x130000": "6x130000", "tok_s/12x65536": "12x65536", "tok_s/64x8192": "64x8192"}
 SECONDS = {"1x8192": 3, "1x65536": 6, "1x130000": 14, "64x8192": 35, "12x65536": 60, "6x130000": 85}
 MEASURED = {*CELLS, "start_s", "poisson_ttft_s", "poisson_tpot_ms", "sessions_ttft2_s", "sessions_ttft3_s", "sessions_s"}
+HTTP = {"stream": "stream_tok_s", "streams-256": "streams_tok_s"}  # by the row that has the load
 START_S, POISSON_S, SESSIONS_S, RATE = 45, 175, 275, "0.15"
 
 
@@ -55,6 +63,8 @@ def results(path):
 def beside(place, folder, keys, found, say):
     """Puts vLLM's numbers into `found`. Why not all of them, or None."""
     cells, sessions, seconds = wanted(keys)
+    if seconds == 0:
+        return None
     say(f"vLLM, about {seconds} s")
     child = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vllm_child.py")
     programs = [("vllm", [child, *cells])] * bool(cells or "start_s" in keys)
@@ -72,20 +82,63 @@ def beside(place, folder, keys, found, say):
     return None
 
 
-def through_http(place, url, table, keys, found):
-    """vLLM's server under the load of our rows of the default model. Why not, or None."""
-    for name, of in (("stream", "stream_tok_s"), ("streams-256", "streams_tok_s")):
+@contextlib.contextmanager
+def server(place, folder, model):
+    """vLLM's own, on a description whose weights are made up. Prompts are ids, so it goes without a tokenizer. Its URL."""
+    home, log = place.file("vllm-model"), place.file("vllm-http.log")
+    os.makedirs(home, exist_ok=True)
+    shutil.copy(model, os.path.join(home, "config.json"))
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        url = f"http://127.0.0.1:{s.getsockname()[1]}"
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", home, "--load-format", "dummy", "--skip-tokenizer-init",
+            "--max-num-seqs", "256", "--host", "127.0.0.1", "--port", url.split(":")[2]]
+    with open(log, "w") as f:
+        p = subprocess.Popen(argv, stdout=f, stderr=f, stdin=subprocess.DEVNULL, env=environment(folder), start_new_session=True)
+    try:
+        until = time.monotonic() + 3 * START_S
+        while not healthy(url):
+            if p.poll() is not None or time.monotonic() > until:
+                raise runs.Failed(f"its server did not get ready\n{runs.last_lines(log)}")
+            time.sleep(0.1)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # its engine is a process of its own
+            os.killpg(p.pid, signal.SIGKILL)
+        p.wait()
+
+
+def healthy(url):
+    try:
+        with urllib.request.urlopen(url + "/health", timeout=5) as f:
+            return f.status == 200
+    except OSError:
+        return False
+
+
+def load(place, url, table, keys, found):
+    """What a server gives under the loads of our rows of the default model."""
+    for name, of in HTTP.items():
         if of not in keys:
             continue
         run = table[name]
-        try:
-            for w in (run.warm, run.words):
-                sheet = runs.spind(place, "vllm." + name, [w, "--url", url], runs.patience_of(run))
-        except runs.Failed as e:
-            return f"vLLM through HTTP: {e}"
+        for w in (run.warm, run.words):
+            sheet = runs.spind(place, "vllm." + name, [w, "--url", url], runs.patience_of(run))
         found[of] = sheet["output_tokens_per_s"]
         if name == "stream":
             found["stream_ttft_ms"] = sheet["rows"][-1]["ttft_p50_ms"]
+
+
+def through_http(session, keys, found):
+    """The same of a server that runs already, or of one of ours. Why not, or None."""
+    place, a = session.place, session.a
+    try:
+        if a.vllm_url:
+            load(place, a.vllm_url, session.runs, keys, found)
+        else:
+            with server(place, os.path.abspath(a.vllm), session.default_model) as url:
+                load(place, url, session.runs, keys, found)
+    except (runs.Failed, OSError) as e:
+        return f"vLLM through HTTP: {e}"
     return None
 
 
@@ -93,8 +146,10 @@ def measure(session, rows, say):
     """({key: number}, why not all, or None) of what those rows are held against."""
     found, place, a = {}, session.place, session.a
     keys = {bar.peer for row in rows for bar in row.bars if bar.peer}
-    failures = [beside(place, os.path.abspath(a.vllm), keys, found, say) if a.vllm else None,
-                through_http(place, a.vllm_url, session.runs, keys, found) if a.vllm_url else None]
+    failures = [beside(place, os.path.abspath(a.vllm), keys, found, say) if a.vllm else None]
+    if (a.vllm or a.vllm_url) and keys & set(HTTP.values()):
+        say("vLLM through HTTP, about 60 s")
+        failures.append(through_http(session, keys, found))
     if found:
         with open(place.file("peer.json"), "w") as f:
             json.dump(found, f, indent=1)
