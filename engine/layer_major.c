@@ -86,12 +86,19 @@ static struct layout layout_of(const struct sched *s, const struct sequence *q)
     return l;
 }
 
-/* HBM blocks while the prompt is read. */
+/* HBM blocks while the prompt is read, or for the first of its answer, when tail and hot set have grown into what was
+ * lent. */
 static uint32_t blocks_needed(const struct sched *s, const struct sequence *q,
                               const struct layout *l)
 {
-    uint32_t tail = l->blocks - l->segments * l->segment_blocks;
-    return l->n_places + tail + residence_min_slots(s, q, 0);
+    const uint32_t r = kv_geometry(s->kv)->block_rows, longest = q->n_prompt + q->max_tokens;
+    const uint32_t sealed = l->segments * l->segment_blocks;
+    uint32_t rows = q->n_tokens + SCHED_FIRST_OUTPUT;
+    rows = rows < longest ? rows : longest;
+    uint32_t tail = ceil_div(rows, r) - sealed, most = ceil_div(SEGMENT_ROWS + TAIL_ROWS, r);
+    uint32_t reading = l->n_places + l->blocks - sealed + residence_min_slots(s, q, 0);
+    uint32_t then = (tail < most ? tail : most) + residence_min_slots(s, q, rows);
+    return reading > then ? reading : then;
 }
 
 bool layer_major_suits(const struct sched *s, const struct sequence *q, uint32_t n_hit)

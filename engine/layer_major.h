@@ -28,7 +28,8 @@ enum {
 
 /* Is the prompt of q, of which n_hit rows were found, to be read layer by layer? It is longer than HBM, shorter
  * than DRAM, attends by plan later, and wants no log-probabilities; its layers have lanes of one class each, none of
- * them STREAM; and a layer's KV, the residual stream, the least hot set and the tail fit in HBM. */
+ * them STREAM; and a layer's KV, the residual stream, the least hot set and the tail fit in HBM, as do tail and hot set of
+ * the first of its answer. */
 bool layer_major_suits(const struct sched *s, const struct sequence *q, uint32_t n_hit);
 /* For q that is open without a hit, and suits. Spills others for room. ERR_FULL, ERR_MEMORY: q is to be closed. */
 status layer_major_begin(struct sched *s, struct sequence *q);
