@@ -15,11 +15,15 @@ extern "C" {
 #endif
 
 /* Counted up when struct backend_ops or a struct that crosses changes its meaning. */
-enum { CUDA_ABI = 7 };
+enum { CUDA_ABI = 8 };
+/* Longer than any step takes: a chunk of 8,192 rows behind 1M tokens of the 8B shape is 8 s by cuDNN; 90 s by our own
+ * kernel where K and V are in DRAM. */
+enum { CUDA_PATIENCE_S = 300 };
 
 struct cuda_options {
     int device; /* counted from 0 among those that CUDA_VISIBLE_DEVICES leaves */
     bool eager; /* every command is launched by itself, no CUDA graphs: for finding faults */
+    uint32_t patience_s; /* a device that does not answer for so long is gone; 0: CUDA_PATIENCE_S */
     void (*log)(enum log_level level, const char *fmt, ...); /* cuda_load sets it */
 };
 
@@ -35,7 +39,7 @@ struct cuda_api {
 status cuda_load(struct backend **out, const struct cuda_options *o);
 static inline status spind_cuda_open(struct backend **out, int device)
 {
-    struct cuda_options o = {device, false, NULL};
+    struct cuda_options o = {device, false, 0, NULL};
     return cuda_load(out, &o);
 }
 

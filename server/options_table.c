@@ -76,6 +76,12 @@ const struct option options_table[] = {
      .preset = "false",
      .help = "Launch every kernel by itself instead of steps as CUDA graphs: slower, for finding "
              "faults."},
+    {.name = "device-timeout",
+     .group = "engine",
+     COUNT(engine.cuda.patience_s, 1, 86400),
+     .preset = "300",
+     .help = "Seconds after which a GPU that does not answer is given up: requests end with an "
+             "error, and /health says so. More than the longest step takes."},
     {.name = "cpu-isa",
      .group = "engine",
      TEXT(cpu_isa),

@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- errors ---- */
 
@@ -26,6 +27,45 @@ bool cuda_ok(struct cuda_backend *b, cudaError_t e, const char *what)
     return false;
 }
 
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Whoever has operations in flight, or asks for more, hears of it: it does not heal. */
+static void give_up(struct cuda_backend *b, const char *what)
+{
+    b->gone = true;
+    b->error = ERR_DEVICE;
+    snprintf(b->text, sizeof b->text,
+             "cuda: %s: the GPU does not answer for %u s (--device-timeout): see nvidia-smi, and "
+             "dmesg for Xid, then restart, or reset the GPU",
+             what, b->patience_s);
+}
+
+/* Asks again and again, as cudaEventSynchronize does, so that nothing is noticed later; what takes a second anyway is
+ * asked for now and then. What blocks inside the driver has no end: a launch into a full queue. */
+bool cuda_ended(struct cuda_backend *b, cudaEvent_t event, const char *what)
+{
+    const struct timespec a_little = {0, 50000};
+    cudaError_t e = cudaSuccess;
+    double begin = 0, waited = 0;
+    while (!b->gone && (e = event != NULL ? cudaEventQuery(event) : cudaStreamQuery(b->stream)) ==
+                           cudaErrorNotReady) {
+        waited = begin > 0 ? now() - begin : 0;
+        begin = begin > 0 ? begin : now();
+        if (waited > 1)
+            nanosleep(&a_little, NULL);
+        if (waited > b->patience_s)
+            give_up(b, what);
+    }
+    if (begin > 0)
+        (void)cudaGetLastError(); /* that it was not ready is none */
+    return !b->gone && cuda_ok(b, e, what);
+}
+
 static void use_device(struct cuda_backend *b)
 {
     cuda_ok(b, cudaSetDevice(b->device), "cudaSetDevice");
@@ -39,7 +79,7 @@ bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need)
         return true;
     if (*p != NULL) {
         cuda_flush(b);
-        if (!cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to grow scratch"))
+        if (!cuda_ended(b, NULL, "waiting to grow scratch"))
             return false;
         cudaFree(*p);
         *p = NULL;
@@ -62,6 +102,10 @@ static void *cuda_alloc(struct backend *be, size_t bytes)
     struct cuda_backend *b = (struct cuda_backend *)be;
     void *p = NULL;
     size_t free_bytes = 0, total = 0;
+    if (b->gone) {
+        err(ERR_DEVICE, "%s", b->text);
+        return NULL;
+    }
     use_device(b);
     if (cudaMalloc(&p, bytes + !bytes) != cudaSuccess) {
         (void)cudaGetLastError();
@@ -78,11 +122,13 @@ static void cuda_free(struct backend *be, void *p, size_t bytes)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     (void)bytes;
-    if (p == NULL)
+    if (p == NULL || b->gone) /* to free would wait */
         return;
     use_device(b);
     cuda_flush(b);
-    cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to free memory");
+    (void)cuda_ended(b, NULL, "waiting to free memory");
+    if (b->gone)
+        return;
     cuda_hot_settle(b, b->n_steps); /* statistics that were read from there */
     cuda_ok(b, cudaFree(p), "cudaFree");
 }
@@ -121,7 +167,7 @@ static void cuda_copy(struct backend *be, void *dst, const void *src, size_t byt
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     struct copy_params p = {dst, src, bytes};
-    if (bytes == 0)
+    if (bytes == 0 || b->gone)
         return;
     if (on_device(dst) && on_device(src)) {
         cuda_do(b, run_copy, &p, sizeof p);
@@ -134,7 +180,8 @@ static void cuda_copy(struct backend *be, void *dst, const void *src, size_t byt
 static status take_error(struct cuda_backend *b)
 {
     status st = b->error;
-    b->error = OK;
+    if (!b->gone)
+        b->error = OK;
     return st == OK ? OK : err(st, "%s", b->text);
 }
 
@@ -186,8 +233,10 @@ static void cuda_close(struct backend *be)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
     use_device(b);
-    if (b->stream != NULL)
-        (void)cudaStreamSynchronize(b->stream); /* what is still queued never runs */
+    if (b->stream != NULL) /* what is still queued never runs */
+        (void)cuda_ended(b, NULL, "waiting to close");
+    if (b->gone) /* what it holds it keeps until the process ends: to free would wait */
+        return;
     cuda_select_close(b);
     cuda_score_close(b);
     cuda_sample_close(b);
@@ -328,6 +377,7 @@ static status cuda_open(struct backend **out, const struct cuda_options *o)
     b->overlaps = prop.major >= 9;
     b->eager = o->eager;
     b->log = o->log;
+    b->patience_s = o->patience_s > 0 ? o->patience_s : (uint32_t)CUDA_PATIENCE_S;
     status st = open_parts(b);
     if (st != OK) {
         cuda_close(&b->base);

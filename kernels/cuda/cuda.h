@@ -18,6 +18,8 @@ struct cuda_backend {
     int device, sms;
     bool eager;    /* no graphs */
     bool overlaps; /* sm_90: a kernel can be launched before the one before it ends */
+    bool gone;     /* it did not answer in time: nobody waits for it or gives it work any more */
+    uint32_t patience_s;
     void (*log)(enum log_level level, const char *fmt, ...); /* the daemon's; NULL: nobody's */
     cudaStream_t stream;
     uint64_t n_steps; /* ended or submitted: the number of the one that is being queued */
@@ -46,6 +48,9 @@ static inline bool cuda_launched(struct cuda_backend *b, const char *what)
 {
     return cuda_ok(b, cudaGetLastError(), what);
 }
+/* Waits until the event, or for NULL all that the stream was given, is over, for patience_s at most: the device is gone
+ * then, which is an error like any other, but stays. False after an error. All waiting is done here. */
+bool cuda_ended(struct cuda_backend *b, cudaEvent_t event, const char *what);
 /* Device scratch of one file: grows, keeps nothing, freed with cudaFree. *p may be in use by what is
  * queued: runs that and waits for it before it frees. false after an error. */
 bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need);

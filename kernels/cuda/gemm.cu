@@ -110,7 +110,7 @@ float time_proposal(struct cuda_backend *b, const struct gemm_call *c, void *col
         if (!cuda_gemm_run(b, c))
             return 1e30f;
         (void)cudaEventRecord(end, b->stream);
-        if (cudaEventSynchronize(end) != cudaSuccess ||
+        if (!cuda_ended(b, end, "choosing a kernel") ||
             cudaEventElapsedTime(&ms, begin, end) != cudaSuccess)
             return 1e30f;
         if (i > 0)
@@ -148,8 +148,10 @@ uint32_t choose(struct cuda_backend *b, const struct gemm_call *like,
         cudaEventDestroy(begin);
     if (end != NULL)
         cudaEventDestroy(end);
-    cudaFree(out);
-    cudaFree(cold);
+    if (!b->gone) { /* to free would wait */
+        cudaFree(out);
+        cudaFree(cold);
+    }
     return which;
 }
 

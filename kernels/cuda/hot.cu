@@ -123,7 +123,7 @@ static bool room_for(struct cuda_backend *b, size_t bytes)
     size_t want = t->pinned_bytes > 0 ? 2 * t->pinned_bytes : (size_t)FIRST_BYTES;
     while (want < bytes)
         want *= 2;
-    if (!cuda_ok(b, cudaStreamSynchronize(b->stream), "statistics of hot sets"))
+    if (!cuda_ended(b, NULL, "statistics of hot sets"))
         return false;
     cuda_hot_settle(b, b->n_steps);
     cudaFreeHost(t->pinned);
@@ -159,6 +159,8 @@ static void read_stats(struct cuda_backend *b, const struct hot_args *a)
 void cuda_hot_op(struct backend *be, const struct hot_args *a)
 {
     struct cuda_backend *b = (struct cuda_backend *)be;
+    if (b->gone)
+        return;
     switch (a->kind) {
     case HOT_STEP: end_step(b, a); break;
     case HOT_READ: read_stats(b, a); break;

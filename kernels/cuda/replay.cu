@@ -233,8 +233,8 @@ static void make_room(struct replay *r, struct cuda_backend *b)
             at = &m->next;
             continue;
         }
-        if (m->graph != NULL && !waited)
-            waited = cuda_ok(b, cudaStreamSynchronize(b->stream), "dropping a graph");
+        if (m->graph != NULL && !waited && !(waited = cuda_ended(b, NULL, "dropping a graph")))
+            return;
         if (m->graph != NULL && b->log != NULL)
             b->log(LOG_DEBUG, "CUDA graph of list %016llx makes room: %d are kept at most",
                    (unsigned long long)m->hash, (int)MAX_GRAPHS);

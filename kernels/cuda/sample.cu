@@ -252,7 +252,9 @@ static bool reserve(struct cuda_backend *b, struct results *to, uint32_t n_rows,
         return false;
     if (rows <= to->max_rows)
         return true;
-    cudaFreeHost(to->host); /* its step was settled */
+    if (to->host != NULL && !cuda_ended(b, NULL, "waiting to grow tokens")) /* to free waits */
+        return false;
+    cudaFreeHost(to->host);
     to->host = NULL;
     to->max_rows = 0;
     if (!cuda_ok(b, cudaMallocHost((void **)&to->host, rows * sizeof *to->host),
@@ -277,7 +279,7 @@ static struct results *next_results(struct cuda_backend *b)
     struct cuda_sampler *s = b->sampler;
     if (s->n_results == 2) {
         cuda_flush(b);
-        bool good = cuda_ok(b, cudaStreamSynchronize(b->stream), "sample") && b->error == OK;
+        bool good = cuda_ended(b, NULL, "sample") && b->error == OK;
         (void)cuda_sample_settle(b, b->n_steps, good);
     }
     return &s->results[(s->first + s->n_results) % 2];

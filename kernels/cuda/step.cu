@@ -243,12 +243,15 @@ const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geome
         list[i].index = place.index;
     }
     cuda_flush(b);
-    bool good = cuda_ok(b, cudaStreamSynchronize(b->stream), "lanes");
+    if (!cuda_ended(b, NULL, "lanes")) {
+        mem_free(list);
+        return NULL;
+    }
     cudaFree(s->lanes);
     s->lanes = NULL;
     s->geo = NULL;
-    good =
-        good && cuda_ok(b, cudaMalloc((void **)&s->lanes, n * sizeof *list), "lanes") &&
+    bool good =
+        cuda_ok(b, cudaMalloc((void **)&s->lanes, n * sizeof *list), "lanes") &&
         cuda_ok(b, cudaMemcpy(s->lanes, list, n * sizeof *list, cudaMemcpyHostToDevice), "lanes");
     mem_free(list);
     if (good) {
@@ -290,6 +293,10 @@ static void upload(struct cuda_backend *b, const struct area *a)
 void cuda_flush(struct cuda_backend *b)
 {
     struct cuda_step *s = b->step;
+    if (b->gone) {
+        replay_run(s->replay, b, false); /* which drops it */
+        return;
+    }
     cuda_ok(b, cudaSetDevice(b->device), "cudaSetDevice"); /* the thread's, once a step */
     if (!s->has_begun)
         cuda_ok(b, cudaEventRecord(s->marks[b->n_steps % STEPS].begun, b->stream), "a step");
@@ -323,9 +330,11 @@ static void begin_anew(struct cuda_backend *b)
         if (a->head == NULL)
             continue;
         if (a->head->next != NULL) /* the step submitted reads them */
-            cuda_ok(b, cudaStreamSynchronize(b->stream), "staging");
-        chunks_destroy(a->head->next);
-        a->head->next = NULL;
+            (void)cuda_ended(b, NULL, "staging");
+        if (!b->gone) {
+            chunks_destroy(a->head->next);
+            a->head->next = NULL;
+        }
         a->head->uploaded = 0;
     }
 }
@@ -334,7 +343,7 @@ void cuda_step_end(struct cuda_backend *b)
 {
     struct cuda_step *s = b->step;
     cuda_flush(b);
-    cuda_ok(b, cudaStreamSynchronize(b->stream), "a step");
+    (void)cuda_ended(b, NULL, "a step");
     replay_settle(s->replay);
     s->n_submitted = 0;
     begin_anew(b);
@@ -346,7 +355,8 @@ void cuda_submit(struct backend *be)
     struct cuda_step *s = b->step;
     CHECK(s->n_submitted < 2);
     cuda_flush(b);
-    cuda_ok(b, cudaEventRecord(s->marks[b->n_steps % STEPS].done, b->stream), "a step's end");
+    if (!b->gone)
+        cuda_ok(b, cudaEventRecord(s->marks[b->n_steps % STEPS].done, b->stream), "a step's end");
     s->marks[b->n_steps % STEPS].number = b->n_steps;
     s->n_submitted++;
     begin_anew(b);
@@ -371,7 +381,7 @@ bool cuda_step_wait(struct cuda_backend *b, uint64_t *ended)
     if (s->n_submitted == 0)
         return false;
     *ended = b->n_steps - s->n_submitted;
-    if (cuda_ok(b, cudaEventSynchronize(s->marks[*ended % STEPS].done), "a step"))
+    if (cuda_ended(b, s->marks[*ended % STEPS].done, "a step"))
         take_times(s, *ended);
     if (--s->n_submitted == 0)
         replay_settle(s->replay);

@@ -139,17 +139,17 @@ static status upload_part(struct cuda_backend *b, struct weight *w, const struct
     uint32_t step = (uint32_t)(UPLOAD_BYTES / row_bytes);
     for (uint32_t at = 0; at < p->rows; at += step, *turn ^= 1) {
         uint32_t n = p->rows - at < step ? p->rows - at : step;
-        cudaError_t e = cudaEventSynchronize(b->linear->uploaded[*turn]);
+        if (!cuda_ended(b, b->linear->uploaded[*turn], "a weight"))
+            return err(b->error, "%s", b->text);
         struct decode_job job = {
             p, w->cols, w->pitch, at, n, (uint16_t *)b->linear->pinned[*turn], UINT32_MAX};
         uint32_t bad = decode_piece(&job);
         if (bad != UINT32_MAX)
             return err(ERR_FORMAT, "%s: output row %u holds a number that is not finite", p->name,
                        bad);
-        if (e == cudaSuccess)
-            e = cudaMemcpyAsync(w->values + (size_t)(first_row + at) * w->pitch,
-                                b->linear->pinned[*turn], n * row_bytes, cudaMemcpyHostToDevice,
-                                b->stream);
+        cudaError_t e = cudaMemcpyAsync(w->values + (size_t)(first_row + at) * w->pitch,
+                                        b->linear->pinned[*turn], n * row_bytes,
+                                        cudaMemcpyHostToDevice, b->stream);
         if (e == cudaSuccess)
             e = cudaEventRecord(b->linear->uploaded[*turn], b->stream);
         if (e != cudaSuccess)
@@ -251,8 +251,9 @@ void cuda_weight_destroy(struct backend *be, struct weight *w)
     if (w == NULL)
         return;
     if (w->values != NULL) {
-        (void)cuda_ok(b, cudaStreamSynchronize(b->stream), "weight_destroy");
-        (void)cuda_ok(b, cudaFree(w->values), "weight_destroy");
+        (void)cuda_ended(b, NULL, "weight_destroy");
+        if (!b->gone)
+            (void)cuda_ok(b, cudaFree(w->values), "weight_destroy");
     }
     mem_free(w);
 }

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "e2e"))
 import _server  # noqa: E402
@@ -15,13 +16,13 @@ DRY = os.path.join(BUILD, "tests", "cuda", "dry", "libspind_cuda.so")
 SMALL, LARGE = "configs/models/smollm2-135m.json", "configs/models/llama-3.1-8b.json"
 # A second tier, segments to seal, hot sets: every operation is in use.
 ARGS = ["--load-format", "dummy", "--device", "cuda", "--sparse", "wave", "--max-model-len", "4096", "--kv-hbm", "192M", "--kv-dram", "64M"]
-OUT_OF_MEMORY, BROKEN = 2, 700
+OUT_OF_MEMORY, BROKEN, HANGS = 2, 700, 600
 ENGINE_STOPPED = 70  # exit status
 # Calls of a step; of some the first is not every step's.
-IN_STEPS = ("cudaGraphLaunch", "launch", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize")
+IN_STEPS = ("cudaGraphLaunch", "launch", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery")
 AT_START = (("cudaMalloc", 1), ("cudaMalloc", 3), ("cudaMalloc", 30), ("cudaMalloc", 130), ("cudaMallocHost", 1), ("cudaHostAlloc", 1),
             ("cudaStreamCreate", 1), ("cudaEventCreate", 2), ("cudaFuncSetAttribute", 5), ("cudaMemcpyAsync", 2), ("launch", 3),
-            ("cublasLtCreate", 1), ("cudaStreamSynchronize", 4), ("cudaGetDeviceProperties", 1))
+            ("cublasLtCreate", 1), ("cudaStreamQuery", 4), ("cudaGetDeviceProperties", 1))
 
 
 def env(**more):
@@ -78,12 +79,12 @@ def what_fails_at_the_start_is_said():
                    model=LARGE, SPIND_DRY_MEMORY=str(8 << 30))
 
 
-def armed(call, code):
+def armed(call, code, *args):
     """A server one of whose next calls fails, and the file that arms it."""
     there, path = tempfile.mkstemp()
     os.close(there)
     os.unlink(path)
-    return serve(SPIND_DRY_FAULT=f"{call}:1:{code}", SPIND_DRY_ARMED=path), path
+    return serve(*args, SPIND_DRY_FAULT=f"{call}:1:{code}", SPIND_DRY_ARMED=path), path
 
 
 def arm(path):
@@ -115,12 +116,28 @@ def a_broken_device_ends_the_daemon():
         ok("engine has stopped: cuda: " in server.log, f"{call} broke it: and says why", server.log)
 
 
+def a_device_that_hangs_is_given_up():
+    for call in ("cudaGraphLaunch", "launch"):
+        server, path = armed(call, HANGS, "--device-timeout", "2")
+        ok(ask(server, COMPLETION, body()).status == 200, f"before {call} it serves")
+        arm(path)
+        began = time.monotonic()
+        got = stream(server, COMPLETION, body(1))
+        took = time.monotonic() - began
+        os.unlink(path)
+        ok(b'"error"' in got.raw and not got.done, f"{call} and the device hangs: a stream ends with an error", got)
+        ok(2 <= took < 10, f"{call}: after --device-timeout", took)
+        ok(eventually(lambda: server.process.poll() == ENGINE_STOPPED, PATIENCE), f"{call}: the daemon leaves", server.process.poll())
+        ok("does not answer for 2 s" in server.log and "dmesg" in server.log, f"{call}: and says why, and what to do", server.log)
+
+
 def main():
     it_serves()
     steps_are_replayed()
     what_fails_at_the_start_is_said()
     a_failed_step_ends_its_requests()
     a_broken_device_ends_the_daemon()
+    a_device_that_hangs_is_given_up()
     done()
 
 
