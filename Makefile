@@ -217,7 +217,7 @@ kbench: cuda-benches # on a machine with a GPU; loading a file is no kernel
 	@SPIND_CUDA_LIBRARY=$(CURDIR)/$(B)/libspind_cuda.so tests/cuda/kbench --log $(B)/kbench.log --markdown $(B)/kbench.md $(filter-out %/bench_load,$(CUDA_BENCHES))
 bars: $(B)/spind cuda-benches # on a machine with a GPU; tests/bench/bars --help
 	@python3 tests/bench/bars --spind $(B)/spind --out $(B)/bars $(ARGS)
-cuda-tests: $(B)/libspind_cuda.so $(DRY) $(CUDA_TESTS) $(B)/tests/unit/cuda_load $(B)/tests/cuda/libproducts.so
+cuda-tests: $(B)/libspind_cuda.so $(DRY) $(B)/tests/cuda/dry/scratch $(CUDA_TESTS) $(B)/tests/unit/cuda_load $(B)/tests/cuda/libproducts.so
 test-cuda: cuda-tests $(B)/spind # on a machine with a GPU
 	+@$(CALL) tests/cuda/run $(CUDA_TESTS) $(B)/tests/unit/cuda_load
 

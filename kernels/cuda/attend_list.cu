@@ -207,7 +207,16 @@ size_t few_share(const struct plan *p)
     return once <= CUDA_LONG ? once : (once + WAVES - 1) / WAVES;
 }
 
-/* Of a MANY task: all, where there are tasks enough. */
+/* attend_reserve will find memory. */
+bool has_room(const struct cuda_backend *b, size_t bytes)
+{
+    size_t free_bytes = 0, total = 0;
+    const size_t have = b->attend->part_o_bytes;
+    return bytes <= have ||
+           (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess && bytes <= free_bytes + have);
+}
+
+/* Of a MANY task: all, where there are tasks enough, or no memory for partial results. */
 size_t many_share(const struct plan *p)
 {
     size_t all = 0, partials = 0;
@@ -217,8 +226,9 @@ size_t many_share(const struct plan *p)
         partials += (size_t)k->n_splits * k->n_rows * p->group;
     }
     size_t items = (size_t)p->b->sms * CTAS_PER_SM * WAVES;
-    size_t bytes = partials * attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
-    if (bytes >> 20 > MAX_PARTIAL || p->many.n * 2 >= items)
+    size_t each = attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
+    if (partials * each >> 20 > MAX_PARTIAL || p->many.n * 2 >= items ||
+        !has_room(p->b, cuda_bucket(partials) * each))
         return SIZE_MAX;
     return (all + items - 1) / items;
 }

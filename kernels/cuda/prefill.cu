@@ -12,8 +12,8 @@
  * (append_args.to_attend): then append leaves q here as bf16 and the product takes the result from here; else both
  * are converted.
  *
- * Keys and values that do not fit into SCRATCH_BYTES (beyond 262,144 positions of 8 heads of 128) go by
- * some KV heads at a time. */
+ * Keys and values that do not fit into SCRATCH_BYTES (beyond 262,144 positions of 8 heads of 128), or for which there
+ * was no memory, go by some KV heads at a time; what fits in no way is our own kernel's. Nobody else's rows suffer. */
 #include "kernels/cuda/prefill.h"
 
 #include "kernels/cuda/attend.h"
@@ -51,11 +51,13 @@ struct cuda_prefill {
     uint32_t least_rows;
     void *q, *o, *kv, *lse, *workspace; /* scratch */
     size_t q_bytes, o_bytes, kv_bytes, lse_bytes, workspace_bytes;
-    bool no_memory;    /* there was none for scratch: never again */
-    bool never_passes; /* nor for q and results of all rows */
-    uint64_t promised; /* 1 + the last step in which it took rows */
-    uint64_t
-        slow; /* and in which it did not take rows that it is for, for want of a plan or of memory */
+    /* There was no memory: for so many bytes of kv, for so many rows of a call, for q and results of all rows. Not
+     * asked for again; what is less goes on. */
+    size_t too_much;
+    uint32_t too_many;
+    bool never_passes;
+    bool was_refused; /* somebody has our own kernel for it */
+    uint64_t slow; /* 1 + the last step in which it did not take rows that it is for, for want of a plan or of memory */
     uint64_t n_slow; /* such steps */
     /* The append that left q here, by batch row. */
     const void *qkv;
@@ -236,13 +238,19 @@ uint32_t our_heads(const struct attend_args *a, uint8_t *list)
     return n;
 }
 
+/* Keys and values of so many heads, and a tile of zeros. */
+size_t kv_bytes(uint32_t room, uint32_t heads, uint32_t dim)
+{
+    return ((size_t)room + PLAN_TILE_ROWS) * heads * dim * 4;
+}
+
 /* How many of n KV heads have their keys and values in scratch at a time: a divisor of n. 0: not even one
  * fits. */
-uint32_t heads_at_once(const struct kv_geometry *g, uint32_t n, uint32_t room)
+uint32_t heads_at_once(const struct cuda_prefill *f, uint32_t dim, uint32_t n, uint32_t room)
 {
-    size_t head = (size_t)room * g->head_dim * 4;
     for (uint32_t m = n; m > 0; m--)
-        if (n % m == 0 && m * head <= SCRATCH_BYTES)
+        if (n % m == 0 && (size_t)room * m * dim * 4 <= SCRATCH_BYTES &&
+            kv_bytes(room, m, dim) < f->too_much)
             return m;
     return 0;
 }
@@ -256,13 +264,14 @@ uint32_t room_for(uint32_t n)
     return room;
 }
 
-struct plan_key key_for(const struct attend_args *a, uint32_t n_rows, uint32_t n_positions)
+struct plan_key key_for(const struct cuda_prefill *f, const struct attend_args *a, uint32_t n_rows,
+                        uint32_t n_positions)
 {
     const struct kv_geometry *g = a->kv->geo;
     struct plan_key k;
     memset(&k, 0, sizeof k);
     uint32_t n = our_heads(a, NULL), group = a->heads / g->kv_heads;
-    k.kv_heads = heads_at_once(g, n, room_for(n_positions));
+    k.kv_heads = heads_at_once(f, g->head_dim, n, room_for(n_positions));
     k.heads = k.kv_heads * group;
     k.dim = g->head_dim;
     k.rows = prefill_plan_rows(n_rows);
@@ -297,51 +306,58 @@ struct cudnn_plan *plan_for(struct cuda_prefill *f, struct plan_key *k, uint32_t
 void begin_opening(struct cuda_backend *b, const struct attend_args *a)
 {
     struct cuda_prefill *f = b->prefill;
-    const struct plan_key like = key_for(a, PLAN_MOST_ROWS, FIRST_POSITIONS);
+    const struct plan_key like = key_for(f, a, PLAN_MOST_ROWS, FIRST_POSITIONS);
     f->asked = true;
     f->plans = prefill_plans_create(b->device, &like);
     if (f->plans == NULL)
         f->at.why = "no thread";
 }
 
-/* As cuda_reserve, but to have no memory is no error: there is another way. */
+/* As cuda_reserve, but to have no memory is no error: there is another way, and what was there before is there again,
+ * since rows of this step may be promised that it suffices for. */
 bool reserve(struct cuda_backend *b, void **p, size_t *have, size_t need)
 {
-    if (need <= *have)
+    const size_t had = *have;
+    if (need <= had)
         return true;
     if (*p != NULL) {
         cuda_flush(b);
-        if (!cuda_ok(b, cudaStreamSynchronize(b->stream), "waiting to grow scratch"))
+        if (!cuda_ended(b, NULL, "waiting to grow scratch"))
             return false;
         cudaFree(*p);
         *p = NULL;
         *have = 0;
     }
-    if (cudaMalloc(p, need) != cudaSuccess) {
-        (void)cudaGetLastError();
-        *p = NULL;
-        return false;
+    if (cudaMalloc(p, need) == cudaSuccess) {
+        *have = need;
+        return true;
     }
-    *have = need;
-    return true;
+    (void)cudaGetLastError();
+    *p = NULL;
+    if (had > 0 && cuda_ok(b, cudaMalloc(p, had), "attention of a prompt"))
+        *have = had;
+    return false;
 }
 
+/* Scratch for rows of the key up to n_positions. False: there is no memory for so much. */
 bool reserve_all(struct cuda_backend *b, const struct attend_args *a, const struct plan_key *k,
                  uint32_t n_positions)
 {
     struct cuda_prefill *f = b->prefill;
-    size_t row = (size_t)a->heads * k->dim * sizeof(__nv_bfloat16);
-    size_t kv = ((size_t)room_for(n_positions) + PLAN_TILE_ROWS) * k->kv_heads * k->dim * 4;
-    bool good = reserve(b, &f->q, &f->q_bytes, k->rows * row) &&
-                reserve(b, &f->o, &f->o_bytes, k->rows * row) &&
-                reserve(b, &f->kv, &f->kv_bytes, kv) &&
-                reserve(b, &f->lse, &f->lse_bytes, (size_t)a->heads * k->rows * sizeof(float)) &&
-                reserve(b, &f->workspace, &f->workspace_bytes, PLAN_WORKSPACE_BYTES);
-    f->no_memory = !good;
-    if (!good &&
-        f->promised == b->n_steps + 1) /* rows of this step are in nobody else's list: it fails */
-        (void)cuda_ok(b, cudaErrorMemoryAllocation, "attention of a prompt");
-    return good;
+    const size_t row = (size_t)a->heads * k->dim * sizeof(__nv_bfloat16);
+    const size_t kv = kv_bytes(room_for(n_positions), k->kv_heads, k->dim);
+    if (!reserve(b, &f->q, &f->q_bytes, k->rows * row) ||
+        !reserve(b, &f->o, &f->o_bytes, k->rows * row) ||
+        !reserve(b, &f->lse, &f->lse_bytes, (size_t)a->heads * k->rows * sizeof(float)) ||
+        !reserve(b, &f->workspace, &f->workspace_bytes, PLAN_WORKSPACE_BYTES)) {
+        f->too_many = k->rows;
+        return false;
+    }
+    if (!reserve(b, &f->kv, &f->kv_bytes, kv)) {
+        f->too_much = kv;
+        return false;
+    }
+    return true;
 }
 
 /* Once a step. */
@@ -359,6 +375,25 @@ bool has_plan(struct cuda_prefill *f, const struct plan_key *k)
     if (f->at.ready || (f->at.n_made > 0 && k->rows >= PATIENT_ROWS))
         return get_plan(f, k) != NULL;
     return prefill_plans_find(f->plans, k, f->at.n_made, true) != NULL;
+}
+
+/* The rows of a piece of a sequence, behind which are n_positions, have a plan and scratch. */
+bool takes_piece(struct cuda_backend *b, const struct attend_args *a, uint32_t n_rows,
+                 uint32_t n_positions)
+{
+    struct cuda_prefill *f = b->prefill;
+    do { /* with fewer heads at a time, where memory was short */
+        const struct plan_key k = key_for(f, a, n_rows, n_positions);
+        if (k.kv_heads == 0 || k.rows >= f->too_many) {
+            f->was_refused = true;
+            return false;
+        }
+        if (!has_plan(f, &k))
+            return false;
+        if (reserve_all(b, a, &k, n_positions))
+            return true;
+    } while (b->error == OK);
+    return false;
 }
 
 /* Notes that our own kernel serves what this is for. */
@@ -406,7 +441,7 @@ void queue_rows(struct cuda_backend *b, const struct attend_args *a, const struc
     struct cuda_prefill *f = b->prefill;
     const struct kv_geometry *g = a->kv->geo;
     uint32_t end = q->first_pos + at + n, rows = g->block_rows;
-    struct plan_key k = key_for(a, n, end);
+    struct plan_key k = key_for(f, a, n, end);
     struct prefill_call c;
     memset(&c, 0, sizeof c);
     c.plan = plan_for(f, &k, q->first_pos + at);
@@ -480,16 +515,13 @@ bool cuda_prefill_takes(struct cuda_backend *b, const struct attend_args *a,
     if (q->n_rows < least)
         return false;
     look(b);
-    if (f->no_memory || f->at.cudnn == NULL)
+    if (f->at.cudnn == NULL)
         return is_slow(b);
     for (uint32_t at = 0; at < q->n_rows; at += PLAN_MOST_ROWS) {
         uint32_t n = std::min(q->n_rows - at, (uint32_t)PLAN_MOST_ROWS);
-        uint32_t end = q->first_pos + at + n;
-        struct plan_key k = key_for(a, n, end);
-        if (k.kv_heads == 0 || !has_plan(f, &k) || !reserve_all(b, a, &k, end))
+        if (!takes_piece(b, a, n, q->first_pos + at + n))
             return is_slow(b);
     }
-    f->promised = b->n_steps + 1;
     return true;
 }
 
@@ -546,7 +578,7 @@ void cuda_prefill(struct cuda_backend *b, const struct attend_args *a, const str
 static bool bad_news(struct cuda_prefill *f)
 {
     const char *missing = f->at.why != NULL ? f->at.why
-                          : f->no_memory    ? "no memory for keys and values side by side: lower "
+                          : f->was_refused  ? "no memory for keys and values side by side: lower "
                                               "--gpu-memory-utilization or --kv-hbm"
                                             : NULL;
     if (!f->told_missing && missing != NULL) {
@@ -602,6 +634,8 @@ status cuda_prefill_open(struct cuda_backend *b)
 {
     b->prefill = (struct cuda_prefill *)mem_alloc(sizeof *b->prefill);
     b->prefill->least_rows = LEAST_ROWS;
+    b->prefill->too_much = SIZE_MAX;
+    b->prefill->too_many = UINT32_MAX;
     return OK;
 }
 
