@@ -57,8 +57,9 @@ struct cuda_prefill {
     uint32_t too_many;
     bool never_passes;
     bool was_refused; /* somebody has our own kernel for it */
-    uint64_t slow; /* 1 + the last step in which it did not take rows that it is for, for want of a plan or of memory */
-    uint64_t n_slow; /* such steps */
+    uint64_t
+        slow; /* 1 + the last step in which our own kernel served what this is for: no plan, or */
+    uint64_t n_slow; /* no memory; how many such steps there were */
     /* The append that left q here, by batch row. */
     const void *qkv;
     uint32_t layer;
