@@ -57,9 +57,8 @@ struct cuda_prefill {
     uint32_t too_many;
     bool never_passes;
     bool was_refused; /* somebody has our own kernel for it */
-    uint64_t
-        slow; /* 1 + the last step in which our own kernel served what this is for: no plan, or */
-    uint64_t n_slow; /* no memory; how many such steps there were */
+    /* 1 + the last step in which our own kernel served what this is for, without plan or memory; how many did. */
+    uint64_t slow, n_slow;
     /* The append that left q here, by batch row. */
     const void *qkv;
     uint32_t layer;
