@@ -22,6 +22,7 @@ struct shape {
     uint32_t rows, dim, heads, segments, slots, page_cap, estimate_cap;
     float threshold;
     uint32_t epoch_steps, steps;
+    enum kv_type type;
 };
 
 /* One backend's part. The arrays of a plan are in its memory. */
@@ -33,6 +34,7 @@ struct side {
     struct plan_row rows[SEQS];
     uint32_t *pages, *n_pages, *estimates, *n_estimates;
     float *share, *qkv, *out, *lse;
+    void *spare;
 };
 
 static struct backend *cpu_be, *gpu_be;
@@ -102,9 +104,10 @@ static void make_geometry(void)
                               .layers = LAYERS,
                               .kv_heads = s.heads,
                               .head_dim = s.dim,
-                              .page_bytes = (size_t)s.rows * s.dim * 4,
+                              .type = s.type,
                               .n_lanes = {n_lanes, 1},
                               .lanes = places};
+    g->page_bytes = kv_page_bytes(g);
     g->block_bytes[LANE_SPARSE] = n_lanes * g->page_bytes;
     g->block_bytes[LANE_DENSE] = g->page_bytes;
 }
@@ -140,12 +143,13 @@ static void make_places(void)
     mem_free(dram);
 }
 
-/* bf16 numbers of less than 2. */
+/* Numbers of less than 2. */
 static void *make_arena(uint32_t blocks)
 {
     uint64_t *words = mem_alloc(arena(blocks));
+    const uint64_t mask = s.type == KV_E4M3 ? 0xbfbfbfbfbfbfbfbf : 0xbfffbfffbfffbfff;
     for (size_t i = 0; i < arena(blocks) / 8; i++)
-        words[i] = splitmix_next(&seed) & 0xbfffbfffbfffbfff;
+        words[i] = splitmix_next(&seed) & mask;
     return words;
 }
 
@@ -175,6 +179,7 @@ static void open_side(struct side *d, struct backend *be, const void *hbm, const
     d->qkv = put(be, qkv, qkv_bytes());
     d->out = put(be, NULL, result_bytes());
     d->lse = put(be, NULL, result_bytes());
+    d->spare = put(be, NULL, 128);
     CHECK(leaf_pool_create(&d->pool, be, n_lanes, 1 << 30) == OK);
     for (uint32_t q = 0; q < SEQS; q++) {
         d->rows[q] = (struct plan_row){.row = q,
@@ -212,6 +217,7 @@ static void close_side(struct side *d)
     be->ops->free(be, d->qkv, qkv_bytes());
     be->ops->free(be, d->out, result_bytes());
     be->ops->free(be, d->lse, result_bytes());
+    be->ops->free(be, d->spare, 128);
     CHECK(be->ops->sync(be) == OK);
 }
 
@@ -279,7 +285,8 @@ static void make_plan(uint32_t at, uint32_t n, uint32_t step)
     plan_n_estimates[at] = n_estimates;
 }
 
-static void resolve(struct side *d, uint32_t layer, bool values)
+/* Behind n copies on the device. */
+static void resolve_behind(struct side *d, uint32_t layer, bool values, uint32_t n)
 {
     struct backend *be = d->be;
     be->ops->copy(be, d->pages, plan_pages, (size_t)n_at * s.page_cap * 4);
@@ -302,7 +309,14 @@ static void resolve(struct side *d, uint32_t layer, bool values)
                                    .n_pages = d->n_pages,
                                    .estimates = d->estimates,
                                    .n_estimates = d->n_estimates};
+    for (uint32_t i = 0; i < n; i++)
+        be->ops->copy(be, d->spare, (char *)d->spare + 64, 64);
     be->ops->resolve(be, &a);
+}
+
+static void resolve(struct side *d, uint32_t layer, bool values)
+{
+    resolve_behind(d, layer, values, 0);
 }
 
 /* Of layer 0, all lanes of which are SPARSE; without estimates. */
@@ -342,10 +356,10 @@ static bool same_bytes(void *a, void *b, size_t bytes)
     return same;
 }
 
-/* Right behind resolve, and again when all has come. Once in many steps the kernels' list comes a second time. */
+/* Right behind resolve, and again when all has come. With enough commands for a graph, from the second time on. */
 static bool attends_the_same(void)
 {
-    resolve(&gpu, 0, true);
+    resolve_behind(&gpu, 0, true, 8);
     attend(&gpu);
     float *out = get(gpu.be, gpu.out, result_bytes());
     float *lse = get(gpu.be, gpu.lse, (size_t)SEQS * s.heads * GROUP * 4);
@@ -430,10 +444,36 @@ static void resize_one(void)
     CHECK(hot_set_resize(gpu.hot[q], gpu.be, slot_blocks[q], n) == OK);
 }
 
+/* The plan of layer 0 once more, when all of it is there. What the CPU counted before goes to so_far. */
+static bool hits_alone(struct hot_counts *so_far)
+{
+    struct hot_counts n = {0};
+    for (uint32_t q = 0; q < SEQS - 1; q++)
+        hot_set_collect(cpu.hot[q], &so_far[q]);
+    resolve(&cpu, 0, true);
+    bool same = attends_the_same() && same_result();
+    for (uint32_t q = 0; q < SEQS - 1; q++) {
+        struct hot_counts before = so_far[q];
+        hot_set_collect(cpu.hot[q], &so_far[q]);
+        n.hits += so_far[q].hits - before.hits;
+        n.misses += so_far[q].misses - before.misses;
+    }
+    return same && n.hits > 0 && (n.misses == 0 || s.threshold > 0);
+}
+
+static uint64_t n_replayed(void)
+{
+    struct step_counts c = {0};
+    if (gpu.be->ops->counts != NULL)
+        gpu.be->ops->counts(gpu.be, &c);
+    return c.replayed;
+}
+
 static void the_gpu_does_what_the_cpu_does(void)
 {
-    bool results = true, sets = true, bytes = true, sums = true;
-    uint64_t hits = 0, misses = 0, light = 0;
+    bool results = true, sets = true, bytes = true, sums = true, full = true;
+    uint64_t hits = 0, misses = 0, light = 0, replayed = n_replayed();
+    struct hot_counts of_cpu[SEQS] = {0};
     for (uint32_t step = 0; step < s.steps && results && sets; step++) {
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             uint32_t n = step % 7 == 3 ? 1 + below(4) : 1 + below(s.page_cap);
@@ -446,6 +486,8 @@ static void the_gpu_does_what_the_cpu_does(void)
             else
                 resolve(&gpu, layer, values);
             results &= same_result();
+            if (layer == 0 && values && step % 4 == 1)
+                full &= hits_alone(of_cpu);
         }
         if (step % 5 == 0)
             sets &= same_sets(); /* pages of this step are still in use */
@@ -461,7 +503,7 @@ static void the_gpu_does_what_the_cpu_does(void)
     }
     bytes = same_memory(cpu.kv.hbm[LANE_SPARSE], gpu.kv.hbm[LANE_SPARSE], arena(hbm_blocks));
     for (uint32_t q = 0; q < SEQS - 1; q++) {
-        struct hot_counts a = {0}, b = {0};
+        struct hot_counts a = of_cpu[q], b = {0};
         hot_set_collect(cpu.hot[q], &a);
         hot_set_collect(gpu.hot[q], &b);
         CHECK(gpu.be->ops->sync(gpu.be) == OK);
@@ -475,6 +517,8 @@ static void the_gpu_does_what_the_cpu_does(void)
     ok(sets, "%s: the same tables, slots, ages and counts", s.name);
     ok(bytes, "%s: every byte of HBM as on the CPU", s.name);
     ok(sums, "%s: attention beside the copies is attention behind them", s.name);
+    ok(full, "%s: also where nothing misses", s.name);
+    ok(gpu.be->ops->counts == NULL || n_replayed() > replayed, "%s: and as a graph", s.name);
     ok(hits > 0 && misses > 0 && (s.threshold == 0 || light > 0),
        "%s: %llu hits, %llu misses, %llu of them light", s.name, (unsigned long long)hits,
        (unsigned long long)misses, (unsigned long long)light);
@@ -541,18 +585,21 @@ static void statistics_come_late(void)
 int main(int argc, char **argv) /* how many of the shapes, for a sanitizer; all */
 {
     static const struct shape shapes[] = {
-        {"small pages", 8, 8, 5, 5, 48, 48, 64, 0, 1, 60},
-        {"light misses", 8, 8, 5, 5, 48, 48, 64, 0.4f, 1, 60},
-        {"light misses, little room", 8, 8, 5, 5, 48, 48, 12, 0.9f, 2, 40},
-        {"8 KiB pages", 16, 128, 4, 10, 200, 60, 64, 0, 1, 20},
-        {"4 KiB pages", 8, 128, 3, 8, 150, 33, 64, 0, 3, 20},
-        {"odd pages of 5 KiB", 8, 160, 3, 4, 100, 40, 64, 0, 1, 10},
-        {"pages of 576 bytes, as fp8 has them", 8, 18, 3, 4, 100, 40, 64, 0, 1, 10},
-        {"16 KiB pages", 32, 128, 2, 10, 100, 30, 64, 0, 1, 10},
-        {"long lists", 8, 8, 2, 80, 4000, 2600, 1024, 0, 1, 10},
-        {"long lists, light", 8, 8, 2, 80, 3000, 1900, 3000, 0.5f, 1, 10},
-        {"the longest lists in shared memory", 8, 8, 2, 80, 3000, 1920, 64, 0, 1, 6},
-        {"the most slots", 8, 8, 1, 200, 21844, 900, 64, 0, 1, 8},
+        {"small pages", 8, 8, 5, 5, 48, 48, 64, 0, 1, 60, KV_BF16},
+        {"light misses", 8, 8, 5, 5, 48, 48, 64, 0.4f, 1, 60, KV_BF16},
+        {"light misses, little room", 8, 8, 5, 5, 48, 48, 12, 0.9f, 2, 40, KV_BF16},
+        {"8 KiB pages", 16, 128, 4, 10, 200, 60, 64, 0, 1, 20, KV_BF16},
+        {"4 KiB pages", 8, 128, 3, 8, 150, 33, 64, 0, 3, 20, KV_BF16},
+        {"odd pages of 5 KiB", 8, 160, 3, 4, 100, 40, 64, 0, 1, 10, KV_BF16},
+        {"pages of 576 bytes, as fp8 has them", 8, 18, 3, 4, 100, 40, 64, 0, 1, 10, KV_BF16},
+        {"16 KiB pages", 32, 128, 2, 10, 100, 30, 64, 0, 1, 10, KV_BF16},
+        {"fp8, 4 KiB pages", 16, 128, 4, 10, 200, 60, 64, 0, 1, 20, KV_E4M3},
+        {"fp8, 2 KiB pages, light", 8, 128, 3, 8, 150, 33, 64, 0.4f, 1, 20, KV_E4M3},
+        {"fp8, odd pages", 8, 36, 3, 4, 100, 40, 64, 0, 1, 10, KV_E4M3},
+        {"long lists", 8, 8, 2, 80, 4000, 2600, 1024, 0, 1, 10, KV_BF16},
+        {"long lists, light", 8, 8, 2, 80, 3000, 1900, 3000, 0.5f, 1, 10, KV_BF16},
+        {"the longest lists in shared memory", 8, 8, 2, 80, 3000, 1920, 64, 0, 1, 6, KV_BF16},
+        {"the most slots", 8, 8, 1, 200, 21844, 900, 64, 0, 1, 8, KV_BF16},
     };
     if (getenv("TEST_ITSELF") != NULL) /* against a second CPU backend */
         CHECK(cpu_backend_open(&gpu_be, &(struct cpu_options){.n_threads = 2}) == OK);
