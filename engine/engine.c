@@ -317,10 +317,11 @@ static void watch_layers(struct engine *e)
     if (deep == NULL || now - e->layers_told < TELL_US)
         return;
     layer_major_progress(deep->layers, &done, &all);
-    log_line(
-        LOG_INFO, "prompt of %u tokens, layer by layer: in layer %llu of %u, %.1f %% after %.0f s",
-        deep->n_prompt, (unsigned long long)(done / deep->n_prompt + 1), kv_geometry(e->kv)->layers,
-        100 * (double)done / (double)all, (double)(now - deep->scheduled_us) / 1e6);
+    const unsigned long long layer = done / deep->n_prompt + 1;
+    log_line(LOG_INFO,
+             "prompt of %u tokens, layer by layer: in layer %llu of %u, %.1f %% after %.0f s",
+             deep->n_prompt, layer, kv_geometry(e->kv)->layers, 100 * (double)done / (double)all,
+             (double)(now - deep->scheduled_us) / 1e6);
     e->layers_told = now;
 }
 
