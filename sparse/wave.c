@@ -9,7 +9,7 @@
  * rows masked within the pages they lie in. */
 #include "sparse/builtin.h"
 
-enum { OUTLIERS, ESTIMATE, BALANCE, COARSE_GROUP, COARSE_OPEN, REDUCE, CODES, KNOWN };
+enum { OUTLIERS, ESTIMATE, BALANCE, COARSE_GROUP, COARSE_OPEN, REDUCE, CODES, KNOWN, VALUES };
 
 enum {
     KMEANS_PARTS = 64,    /* 16 rows on average, as in the paper */
@@ -62,6 +62,11 @@ static const struct sparse_option options[] = {
                        "preset: as codes, where scores are probabilities",
                .type = SPARSE_BOOL,
                .preset = SPARSE_PRESET_AUTO},
+    [VALUES] = {.name = "values",
+                .help = "keep what every page holds on average, a third of a digest: estimate and "
+                        "miss_threshold need it",
+                .type = SPARSE_BOOL,
+                .preset = 1},
 };
 
 /* Small pages get codes of their rows: the quality setting. Larger ones are the speed setting. */
@@ -117,6 +122,14 @@ static float estimated(const struct kv_geometry *geo, const double *values)
     return has_codes(geo, values) ? 0.12f : 0.25f;
 }
 
+static status check_values(const struct kv_geometry *geo, const double *values)
+{
+    if (values[VALUES] == 0 && estimated(geo, values) > 0)
+        return err(ERR_ARG, "estimate must be 0 with values off, got %g",
+                   (double)estimated(geo, values));
+    return OK;
+}
+
 /* Free clusters are of any size: the backend keeps their mean alone. */
 static status check_outliers(const double *values)
 {
@@ -150,6 +163,7 @@ static status describe(const struct kv_geometry *geo, const double *values,
     TRY(check_codes(geo, values));
     TRY(check_outliers(values));
     TRY(known_mass(geo, values, &known));
+    TRY(check_values(geo, values));
     *out = (struct sparse_traits){
         .map = balance ? MAP_PAGE : MAP_GATHER,
         .parts = parts,
@@ -163,7 +177,7 @@ static status describe(const struct kv_geometry *geo, const double *values,
                    .parts = parts,
                    .outliers = outliers(geo, values),
                    .sinks = builtin_sinks(geo),
-                   .values = true},
+                   .values = values[VALUES] != 0},
     };
     return OK;
 }

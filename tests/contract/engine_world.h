@@ -30,6 +30,7 @@ struct ask {
     const char *plugin;
     float budget;
     uint32_t interval;
+    bool exact, bare; /* wave: nothing is estimated; nor kept to be */
 };
 
 struct answer {
@@ -88,6 +89,10 @@ static struct sparse_choice choice_of(const struct ask *a)
     struct sparse_choice c = sparse_choice_make(plugin, a->budget);
     if (a->interval > 1)
         c.interval = a->interval;
+    if (a->exact || a->bare)
+        CHECK(sparse_choice_set_number(&c, "estimate", 0) == OK);
+    if (a->bare)
+        CHECK(sparse_choice_set_number(&c, "values", 0) == OK);
     return c;
 }
 

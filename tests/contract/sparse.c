@@ -229,6 +229,26 @@ static void selections_are_recorded(void)
     mem_free(r);
 }
 
+/* Spilled, and with pages of 8 and of 16 rows, whose digests are of other kinds. */
+static void what_is_not_estimated_need_not_be_kept(void)
+{
+    struct ask a[] = {asks[2], asks[2]};
+    struct run *r = mem_alloc(sizeof *r);
+    a[0].exact = a[1].bare = true;
+    for (uint32_t rows = 8; rows <= 16; rows += 8) {
+        struct engine_config cfg = config();
+        cfg.block_rows = rows;
+        cfg.sparse = choice_of(&a[0]);
+        cfg.kv_hbm_bytes = 300 * BLOCK;
+        cfg.kv_dram_bytes = 3000 * BLOCK;
+        run(&cfg, a, 2, true, r);
+        ok(same_answer(&r->answers[0], &r->answers[1]) && r->answers[0].n == a[0].max_tokens,
+           "pages of %u rows: an answer without mean values is that with them", rows);
+    }
+    ok(!same_answer(&r->answers[0], &alone.answers[2]), "and not that with estimates");
+    mem_free(r);
+}
+
 static void small_budgets_are_refused(void)
 {
     struct run *r = mem_alloc(sizeof *r);
@@ -302,6 +322,7 @@ int main(void)
     }
     hits_change_nothing(wave, true);
     selections_are_recorded();
+    what_is_not_estimated_need_not_be_kept();
     small_budgets_are_refused();
     the_same_in_pages_of_fp8();
     unlink(model_path);

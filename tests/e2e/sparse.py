@@ -28,7 +28,7 @@ def requests_are_checked():
             f'sparse.plugin: unknown plug-in "wawe"; there are {others}.')
     refused(server, {"estimat": 1}, "sparse.estimat", "unknown_parameter",
             'sparse: unknown option "estimat" of plug-in wave, which has outliers, estimate, balance, coarse_group, coarse_open, '
-            "reduce, codes, known, and with every plug-in budget, min_rows, interval, top_p, miss_threshold and min_context.")
+            "reduce, codes, known, values, and with every plug-in budget, min_rows, interval, top_p, miss_threshold and min_context.")
     refused(server, {"budget": 0}, "sparse.budget", "invalid_value",
             "sparse.budget must be a share of the context, above 0 to 1, or more than 1: a number of rows, at most 1073741824; got 0.")
     refused(server, {"budget": "a lot"}, "sparse.budget", "invalid_type", "`sparse.budget` must be a number.")

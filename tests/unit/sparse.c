@@ -107,7 +107,7 @@ static void values_are_read_from_text(void)
     struct sparse_choice c = choice("wave"), before = c;
     says(sparse_choice_set(&c, "outlier", "1"),
          "unknown option \"outlier\" of plug-in wave, which has outliers, estimate, balance, "
-         "coarse_group, coarse_open, reduce, codes, known");
+         "coarse_group, coarse_open, reduce, codes, known, values");
     says(sparse_choice_set(&c, "outliers", "3"), "outliers must be a whole number, 0 to 2, got 3");
     says(sparse_choice_set(&c, "outliers", "-1"),
          "outliers must be a whole number, 0 to 2, got -1");
@@ -259,6 +259,15 @@ static void wave_is_what_was_measured_best(void)
     says(check(&c, 8, &t), "coarse_group must be 0 with balance off, got 4: groups are subtrees of "
                            "the bisection");
     c = choice("wave");
+    ok(sparse_choice_set(&c, "values", "off") == OK, "no mean values");
+    says(check(&c, 16, &t), "estimate must be 0 with values off, got 0.25");
+    c.values[1] = 0;
+    ok(check(&c, 16, &t) == OK && !t.digest.values && t.estimate == 0,
+       "where nothing is estimated");
+    c.miss_threshold = 0.5f;
+    says(check(&c, 16, &t), "miss_threshold must be 0 with plug-in wave, got 0.5: it keeps nothing "
+                            "from which a page could be estimated");
+    c = choice("wave");
     for (int n = 0; n <= 32; n++) {
         c.values[3] = n;
         bool good = n == 0 || n == 4 || n == 8 || n == 16 || n == 32;
@@ -311,6 +320,8 @@ static void ids_name_what_is_stored(void)
        "outliers instead of codes change both");
     c.values[0] = 2;
     ok(digest_of(c, 8, &other) != digest && other != layout, "other outliers, another id");
+    c = choice("wave"), c.values[1] = c.values[8] = 0;
+    ok(digest_of(c, 8, &other) != digest && other != layout, "and so do digests without values");
     c = choice("wave"), c.values[2] = 0;
     ok(digest_of(c, 8, &other) != digest && other != layout, "another order, another id");
     c = choice("oracle"), c.values[0] = 1;
