@@ -154,7 +154,8 @@ static void mistakes_are_named(void)
          "`sparse.min_context` must be an integer."},
         {"{\"estimat\":1}", "sparse.estimat", "unknown_parameter",
          "sparse: unknown option \"estimat\" of plug-in wave, which has outliers, estimate, "
-         "balance, coarse_group, coarse_open, reduce, codes, known, values, and with every plug-in budget, "
+         "balance, coarse_group, coarse_open, reduce, codes, known, values, and with every plug-in "
+         "budget, "
          "min_rows, interval, top_p, miss_threshold and min_context."},
         {"{\"plugin\":\"quest\",\"estimate\":0.5}", "sparse.estimate", "unknown_parameter",
          "sparse: unknown option \"estimate\" of plug-in quest, which has reduce, and with every "
