@@ -85,6 +85,7 @@ struct conn {
     size_t discarded;
     struct conn_bytes out;  /* not yet given to the socket */
     size_t in_flight;       /* given to the socket's queue, not yet taken: kept by the transport */
+    size_t long_bytes;      /* of a stream's pieces longer than its limit, until all is taken */
     size_t chunk_at;        /* offset in out of the open chunk's size line; SIZE_MAX: none */
     struct conn_bytes pend; /* received, waiting for its turn */
     struct http_parse parse;

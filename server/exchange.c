@@ -176,12 +176,18 @@ status exchange_stream_write(struct exchange *x, const char *p, size_t len)
         return err(ERR_FULL, "the client is gone");
     if (c->out.len >= CONN_PUSH_BYTES)
         c->env->push(c);
-    /* Looked at before the piece, not with it: one long piece is no sign of a slow client. */
-    if (conn_unsent(c) >= c->env->limits.stream_hard_bytes) {
+    /* One long piece (a prompt's ids, given back) is no sign of a slow client: it is looked at before the piece, and
+     * what comes behind it does not count it either. */
+    const size_t most = c->env->limits.stream_hard_bytes, unsent = conn_unsent(c);
+    if (unsent == 0)
+        c->long_bytes = 0;
+    if (unsent >= most + c->long_bytes) {
         c->broken = true;
         c->env->wake(c);
-        return err(ERR_FULL, "the client does not read: %zu bytes unsent", conn_unsent(c));
+        return err(ERR_FULL, "the client does not read: %zu bytes unsent", unsent);
     }
+    if (len > most)
+        c->long_bytes += len;
     return put_chunked(c, p, len) ? OK : err(ERR_FULL, "no memory for the stream");
 }
 

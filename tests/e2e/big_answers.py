@@ -8,7 +8,7 @@ import time
 os.environ["SPIND_TEST_SERVER"] = os.environ.get(
     "SPIND_TEST_SERVER", os.path.join(os.environ.get("SPIND_BUILD", "build"), "spind"))
 
-from _server import KEY, Server, done, equal, ok  # noqa: E402  (after the choice of the binary)
+from _server import KEY, Server, done, equal, ok, read_all, request  # noqa: E402  (after the choice of the binary)
 
 LISTS = "text_offset", "token_logprobs", "tokens", "top_logprobs"
 
@@ -74,6 +74,19 @@ def a_slow_client_gets_it_all(server):
     equal(len(got[0]["tokens"]), 3001, "a client that reads late gets every token")
 
 
+def one_long_event_is_no_slow_client():
+    """A prompt's ids come back in one event, here of 240 KB where 128 may be unsent, and the end right behind it."""
+    server = Server("--max-model-len", "65536", "--stream-buffer", "128K")
+    body = {"prompt": [200] * 60000, "max_tokens": 1, "ignore_eos": True, "return_token_ids": True, "stream": True}
+    with server.connect(30, rcvbuf=4096) as s:
+        s.sendall(request("POST", "/v1/completions", "Content-Type: application/json\r\nConnection: close\r\n", json.dumps(body).encode()))
+        time.sleep(1)
+        raw, how = read_all(s)
+    ok(how == "fin" and len(raw) > 240000 and b"data: [DONE]" in raw[-40:], "an answer behind the ids of a long prompt is whole", how,
+       len(raw), raw[-60:])
+    server.stop()
+
+
 def others_do_not_wait(server):
     stop, worst = threading.Event(), [0.0]
 
@@ -128,6 +141,7 @@ def main():
     others_do_not_wait(server)
     what_no_memory_could_hold_is_refused(server)
     equal(server.stop(), 0, "and it stops cleanly")
+    one_long_event_is_no_slow_client()
     done()
 
 
