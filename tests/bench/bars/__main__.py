@@ -41,6 +41,7 @@ def words():
     a.add_argument("--model", metavar="FILE", help="instead of the description of Llama-3.1-8B")
     a.add_argument("--default-model", metavar="FILE", help="instead of the description of SmolLM2-135M, whose weights are made up")
     a.add_argument("--small", action="store_true", help="contexts and batches that a CPU can do: the numbers mean nothing")
+    a.add_argument("--kv-dram", metavar="SIZE", default="90GiB", help="of the rows with two tiers, where the machine has less than 90GiB")
     a.add_argument("--ids", metavar="A,B", help="prompts' ids are drawn from [A,B): for a --model with fewer")
     a.add_argument("--also", metavar="WORDS", default="", help="more words for every command that opens an engine")
     return a.parse_args()
@@ -97,7 +98,8 @@ def main():
     a = words()
     place = Place(a.spind or default_spind(), a.kernels, a.out)
     default_model = a.default_model or place.model("smollm2-135m")
-    setting = Setting(a.model or place.model("llama-3.1-8b"), default_model, a.device, a.small, a.ids, shlex.split(a.also))
+    setting = Setting(a.model or place.model("llama-3.1-8b"), default_model, a.device, a.small, a.ids, a.kv_dram,
+                      shlex.split(a.also))
     session = Session(place, setting, a, default_model)
     wanted = chosen(session.rows, a)
     if a.list:

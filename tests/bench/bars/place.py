@@ -44,7 +44,7 @@ class Place:
         self.env = dict(os.environ)
         library = os.path.join(self.folder, "libspind_cuda.so")
         if os.path.exists(library):
-            self.env["SPIND_CUDA_LIBRARY"] = library
+            self.env.setdefault("SPIND_CUDA_LIBRARY", library)
         self.env["LD_LIBRARY_PATH"] = ":".join(x for x in (self.folder, os.environ.get("LD_LIBRARY_PATH")) if x)
 
     def model(self, name):

@@ -41,8 +41,8 @@ class Missing(Exception):
 class Setting:
     """What the command line makes of the commands."""
 
-    def __init__(self, model, default_model, device, small=False, ids=None, also=()):
-        self.small, self.ids = small, ids
+    def __init__(self, model, default_model, device, small=False, ids=None, dram="90GiB", also=()):
+        self.small, self.ids, self.dram = small, ids, "256MiB" if small else dram
         self.M = self.model_words(model, device, also)
         self.D = self.model_words(default_model, device, also)
         self.W = ["--sparse", "wave", "--sparse-budget", 0.02, "--sparse-min-rows", 1024]
@@ -179,8 +179,8 @@ def runs(s):
     a, b, c = s.pick(8192, 300), s.pick(65536, 1300), s.pick(130000, 2300)
     own_ids = ["--id-range", s.ids] if s.ids else []
     small_ids = ["--id-range", s.ids or "1000,49000"]  # of the default model's vocabulary
-    eight = ["serve", s.M, s.Z, "--max-model-len", s.pick(131072, 4096), "--kv-dram", s.pick("90GiB", "256MiB"),
-             "--queue-timeout", 300]
+    eight = ["serve", s.M, s.Z, "--max-model-len", s.pick(131072, 4096), "--kv-dram", s.dram,
+             "--queue-timeout", 300, "--max-num-queued-tokens", 4000000]  # twenty documents may wait at once
     default = ["serve", s.D, "--max-num-seqs", s.pick(256, 8)]
     wide = ["serve", s.M, s.Z, "--kv-cache-dtype", "fp8", "--max-model-len", s.pick(1001024, 4096),
             *s.pick([], ["--max-num-batched-tokens", 32])]
@@ -209,7 +209,7 @@ def runs(s):
         "sparse-6x130k": decode(5, s.pick(6, 2), c, s.Z, *steps),
         "sparse-12x64k": decode(5, s.pick(12, 3), b, s.Z, *steps),
         "sparse-64x8k": decode(5, s.pick(64, 4), a, s.Z, *steps),
-        "capacity": decode(60, s.pick(11, 2), c, s.Z, "--kv-dram", s.pick("90GiB", "1GiB"),
+        "capacity": decode(60, s.pick(11, 2), c, s.Z, "--kv-dram", s.dram,
                            *s.pick([], ["--kv-hbm", "80MiB"]), "--feed", 1, *many),
         "long": decode(9, 1, s.pick("131072,1000000", "1300,2600"), s.Z, "--kv-cache-dtype", "fp8", "--max-model-len",
                        s.pick(1001024, 4096), *steps),

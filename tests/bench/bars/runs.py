@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -284,17 +285,37 @@ def served(server, n, words, patience):
     return first, tokens == 4
 
 
+class Follower(threading.Thread):
+    """Says what the log says of the progress, as it comes."""
+
+    def __init__(self, server, say):
+        super().__init__(daemon=True)
+        self.server, self.say, self.lines, self.ended = server, say, 0, threading.Event()
+        self.start()
+
+    def run(self):
+        last = False
+        while not last:
+            last = self.ended.wait(1)
+            found = [x for x in self.server.text().splitlines() if PROGRESS.search(x)]
+            for line in found[self.lines:]:
+                self.say(line)
+            self.lines = len(found)
+
+    def stop(self):
+        self.ended.set()
+        self.join()
+
+
 def long_prompt(place, name, run, say):
     n, words = run.words
     with Server(place, name, run.server) as server:
+        progress = Follower(server, say)
         share, freed_s, left = cancelled(server, n, words, say)
         first_s, whole = served(server, n, words, patience_of(run))
-        time.sleep(0.1)
-        lines = [x for x in server.text().splitlines() if PROGRESS.search(x)]
-    for line in lines[:: max(1, len(lines) // 8)]:
-        say(line)
+        progress.stop()
     out = {"tokens": n, "cancelled_at": share, "freed": not left and 0 < share < 1, "freed_s": freed_s, "left": left, "first_s": first_s,
-           "served": whole, "lines": len(lines), "ready_s": server.ready_s}
+           "served": whole, "lines": progress.lines, "ready_s": server.ready_s}
     with open(place.file(name + ".json"), "w") as f:
         json.dump(out, f, indent=1)
     return out
