@@ -124,13 +124,13 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
     return catalog_check(c, preset);
 }
 
-/* Of the plug-ins that are served with their presets, or of those whose digests have no room. */
+/* Of the plug-ins that are served with what a request gets by naming them, or of those whose digests have no room. */
 static void list_names(const struct catalog *c, bool served, char *text, size_t room)
 {
     size_t n = 0;
     text[0] = '\0';
     for (uint32_t i = 0; i < sparse_count() && n < room; i++) {
-        struct sparse_choice made = sparse_choice_make(i, 1);
+        struct sparse_choice made = i == c->preset.plugin ? c->preset : sparse_choice_make(i, 1);
         size_t bytes = digest_bytes(c, &made);
         if (served ? catalog_check(c, &made) != OK : bytes <= c->record_lane_bytes)
             continue;

@@ -45,8 +45,8 @@ status catalog_make(struct catalog *c, const struct backend *be, const struct kv
                     const struct sparse_choice *preset, uint32_t min_context, uint32_t offered);
 /* May this be asked of this process? ERR_ARG with a text for the client. */
 status catalog_check(const struct catalog *c, const struct sparse_choice *choice);
-/* Which plug-ins requests may name (with their presets), and for which there is no room: a line for the log
- * at start and for `spind inspect`. */
+/* Which plug-ins requests may name, and for which there is no room: a line for the log at start and for `spind
+ * inspect`. */
 void catalog_tell(const struct catalog *c, void (*line)(void *arg, const char *text), void *arg);
 /* Attends everything. */
 struct sparse_choice catalog_dense(void);

@@ -4,11 +4,12 @@
 #include "tests/request_rig.h"
 
 static struct catalog catalog;
+static uint32_t serve_rows = 8; /* of a page */
 
 static void serve(const char *plugin, const char *const *options, uint32_t n_options)
 {
     const struct kv_geometry geo = {
-        .block_rows = 8, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 2048};
+        .block_rows = serve_rows, .layers = 2, .kv_heads = 3, .head_dim = 64, .page_bytes = 2048};
     const struct catalog_wish w = {.plugin = plugin,
                                    .options = options,
                                    .n_options = n_options,
@@ -281,6 +282,13 @@ static void there_is_room_for_what_is_offered(void)
     ok(strcmp(line, "digests have 10240 bytes per segment and lane; requests may name dense, "
                     "oracle, wave; no room for quest (16384 bytes): --sparse-offer") == 0,
        "which is told: %s", line);
+    serve_rows = 16;
+    static const char *const bare[] = {"estimate=0", "values=off"};
+    serve("wave", bare, 2);
+    catalog.record_lane_bytes = MAP + 64 * 64; /* as where that alone is offered */
+    catalog_tell(&catalog, keep_line, line);
+    ok(strstr(line, "may name dense, oracle, wave; no room for quest") != NULL,
+       "the server's own may be named, which has its options then: %s", line);
     offer("dense", NULL, 0, true);
     is_int(catalog.record_lane_bytes, BOUNDS, "of all, where the server has none of its own");
     offer("wave", both, 2, true);
