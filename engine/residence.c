@@ -156,18 +156,20 @@ static bool spill_best(struct sched *s, bool prompts)
     return true;
 }
 
-/* What a hot set has beyond the least it needs. */
+/* What a hot set has beyond the least it needs; for whose rows room is being made, with these: it would ask for
+ * them back at once, for ever. */
 static uint32_t excess(const struct sched *s, const struct sequence *q)
 {
     if (q->kv.residence != KV_SPILLED)
         return 0;
-    return less(q->kv.n_slots, residence_min_slots(s, q, q->n_computed));
+    return less(q->kv.n_slots, residence_min_slots(s, q, q->n_computed + q->n_wanted));
 }
 
 /* What it has beyond what a spill would give it: it grew into room that there was. */
 static uint32_t surplus(const struct sched *s, const struct sequence *q)
 {
-    return q->kv.residence == KV_SPILLED ? less(q->kv.n_slots, preset_slots(s, q)) : 0;
+    uint32_t most = excess(s, q);
+    return most > 0 ? min_u32(most, less(q->kv.n_slots, preset_slots(s, q))) : 0;
 }
 
 typedef uint32_t beyond_what(const struct sched *s, const struct sequence *q);

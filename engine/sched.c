@@ -435,6 +435,11 @@ void sched_retire(struct sched *s, struct sequence *q, enum sequence_state to)
     sequence_move(s, q, to);
 }
 
+static uint32_t rows_to_border(const struct sequence *q)
+{
+    return kv_next_border(q->n_computed) - q->n_computed;
+}
+
 /* Rows of q in one step, of `want`: see sched.h on sealing. */
 static uint32_t rows_in_step(const struct sched *s, const struct sequence *q, uint32_t want)
 {
@@ -445,7 +450,7 @@ static uint32_t rows_in_step(const struct sched *s, const struct sequence *q, ui
     if (sched_attends_by_plan(q) && q->kv.residence == KV_SPILLED)
         return 1; /* a hot set serves one row at a time */
     if (q->n_computed >= q->n_prompt || !s->loose)
-        want = min_u32(want, kv_next_border(q->n_computed) - q->n_computed);
+        want = min_u32(want, rows_to_border(q));
     return q->n_computed < q->n_prompt ? min_u32(want, q->n_prompt - q->n_computed) : want;
 }
 
@@ -478,12 +483,28 @@ static status prepare_rows(struct sched *s, struct sequence *q, uint32_t rows)
     return kv_seq_grow(s->kv, &q->kv, q->n_computed + rows);
 }
 
+/* Room for so many rows of q, of `want`. Before anybody has to go a long chunk ends at a border instead: what is
+ * behind that is sealed, and may go down. false: q itself had to go. */
+static bool make_room(struct sched *s, struct sequence *q, uint32_t rows, uint32_t *want)
+{
+    bool good = true;
+    q->n_wanted = rows;
+    if (!residence_squeeze(s)) {
+        if (rows > rows_to_border(q))
+            *want = rows_to_border(q);
+        else
+            good = residence_make_room(s, q);
+    }
+    q->n_wanted = 0;
+    return good;
+}
+
 /* Whatever a row needs, while others give; q itself may have to go. */
 static void plan_add(struct sched *s, struct sequence *q, uint32_t want)
 {
     uint32_t rows = rows_in_step(s, q, want);
     while (prepare_rows(s, q, rows) != OK) {
-        if (!residence_make_room(s, q))
+        if (!make_room(s, q, rows, &want))
             return;
         rows = rows_in_step(s, q, want); /* it may have been spilled */
     }

@@ -30,6 +30,7 @@ struct sequence {
     uint32_t max_tokens, min_tokens;
     uint32_t n_scored;    /* prompt tokens whose log-probability was reported, the first counted */
     uint32_t n_scheduled; /* rows of the step being planned or run */
+    uint32_t n_wanted;    /* rows for which room is being made, while it is */
     uint32_t n_filled;    /* of the prompt: positions with random K and V (msg_submit) */
     uint64_t passed_rows; /* of younger prompts, in steps in which it got none */
 

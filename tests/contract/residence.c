@@ -4,6 +4,8 @@
 #include "engine/residence.h"
 #include "tests/contract/sched_world.h"
 
+#include <unistd.h>
+
 /* Its DRAM comes behind the start. */
 static struct backend_ops growing_ops;
 static struct backend growing = {.ops = &growing_ops};
@@ -230,6 +232,27 @@ static void hot_sets_have_what_is_left(void)
     while (step(&w))
         ;
     ok(w.marks_right && w.slots_suffice && w.finished == w.submitted, "and all end");
+    world_close(&w);
+}
+
+/* On a backend whose chunks cross borders: one that wants more of HBM than there is must neither ask for slots that
+ * it is about to give, for ever, nor send anybody away. */
+static void a_long_chunk_takes_what_there_is(uint32_t hbm)
+{
+    struct world w;
+    const struct size z = {hbm, 4000, 4, 4096, false, {0}, 0};
+    world_open_sized(&w, &z);
+    w.s.loose = true;
+    submit_sparse(&w, 1500, 400, 0, "wave", 0.2f);
+    submit_sparse(&w, 6000, 20, 1, "wave", 0.2f);
+    alarm(60);
+    uint32_t n = 0;
+    while (step(&w) && ++n < 2000)
+        ;
+    alarm(0);
+    ok(w.finished == 2 && w.s.preemptions == 0 && w.marks_right && w.slots_suffice,
+       "%u blocks: a prompt of 6,000 rows in chunks of 4,096 ends: %u steps, %llu preemptions", hbm,
+       n, (unsigned long long)w.s.preemptions);
     world_close(&w);
 }
 
@@ -512,6 +535,8 @@ int main(int argc, char **argv)
     spilled_sequences_come_back();
     hot_sets_have_what_is_left();
     room_in_a_hot_set_is_room_to_come_back();
+    for (uint32_t hbm = 300; hbm <= 700; hbm += 20)
+        a_long_chunk_takes_what_there_is(hbm);
     who_comes_back_finds_all_that_is_there(4000);
     who_comes_back_finds_all_that_is_there(2100);
     room_for_a_hit_is_not_made_of_it();
