@@ -94,6 +94,64 @@ static void spilled_traffic_always_ends(uint64_t seed, const struct size *z, con
     world_close(&w);
 }
 
+/* Segments sealed by the next step. */
+static uint32_t seals_of_step(struct world *w)
+{
+    uint64_t before = w->s.segments_sealed;
+    CHECK(step(w));
+    return (uint32_t)(w->s.segments_sealed - before);
+}
+
+/* Where borders may be crossed: no row of a prompt needs its last chunk's segments, so they wait for the
+ * answer's second row. */
+static void the_last_chunk_is_sealed_behind_the_first_token(void)
+{
+    const struct size z = {2000, 0, 4, 4096, false, {0}, 0};
+    struct world w;
+    world_open_sized(&w, &z);
+    w.s.loose = true;
+    submit_sparse(&w, 4096, 4, 1, "wave", 0.05f);
+    is_int(seals_of_step(&w), 0, "a prompt of one chunk has its first token with nothing sealed");
+    is_int(seals_of_step(&w), 3, "then three segments of 4,096 rows are due");
+    while (w.finished == 0)
+        step(&w);
+    submit_sparse(&w, 8192, 4, 2, "wave", 0.05f);
+    is_int(seals_of_step(&w), 0, "of two chunks, the first waits for nothing");
+    is_int(seals_of_step(&w), 3, "the second for what the first completed");
+    is_int(seals_of_step(&w), 4, "and the answer for the rest");
+    world_close(&w);
+}
+
+/* The most segments that steps without a prompt's row seal, of answers to prompts of one length. */
+static uint32_t most_seals_of_answers(uint32_t max_rows)
+{
+    enum { SEQS = 8, PROMPT = 1200 };
+    const struct size z = {4000, 0, SEQS, max_rows, false, {0}, 0};
+    struct world w;
+    uint32_t most = 0, prompts = 0;
+    world_open_sized(&w, &z);
+    w.s.loose = true;
+    for (uint32_t i = 0; i < SEQS; i++)
+        submit_sparse(&w, PROMPT, 1000, i, "wave", 0.05f);
+    while (w.finished == 0 && prompts < 64) {
+        uint32_t n = seals_of_step(&w);
+        if (w.s.plan_rows > w.s.plan_decodes)
+            prompts++;
+        else if (w.s.running[0]->n_computed > PROMPT + SEQS)
+            most = n > most ? n : most;
+    }
+    world_close(&w);
+    return most;
+}
+
+/* A segment is due at a position, so answers seal together where they stand alike: if their prompts ended in
+ * one step. Prompts that fill steps end in different ones. */
+static void answers_seal_together_only_if_they_began_together(void)
+{
+    is_int(most_seals_of_answers(1200 + 8), 1, "prompts read one by one: a seal a step");
+    is_int(most_seals_of_answers(8 * 1200), 8, "eight prompts read in one step: eight at once");
+}
+
 /* As many rings as the memory plan counts, and prompts that pass one another, each in the middle of a
  * long one: whoever was passed over must not keep the rows of its last chunk from the others. */
 static void rings_are_enough_for_all_that_run(bool caching)
@@ -529,6 +587,8 @@ int main(int argc, char **argv)
 {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     with_room_nothing_moves();
+    the_last_chunk_is_sealed_behind_the_first_token();
+    answers_seal_together_only_if_they_began_together();
     rings_are_enough_for_all_that_run(false);
     rings_are_enough_for_all_that_run(true);
     a_tenth_of_the_blocks_serves_all();
