@@ -137,7 +137,7 @@ static uint32_t most_seals_of_answers(uint32_t max_rows)
         uint32_t n = seals_of_step(&w);
         if (w.s.plan_rows > w.s.plan_decodes)
             prompts++;
-        else if (w.s.running[0]->n_computed > PROMPT + SEQS)
+        else if (w.s.n_running > 0 && w.s.running[0]->n_computed > PROMPT + SEQS)
             most = n > most ? n : most;
     }
     world_close(&w);
