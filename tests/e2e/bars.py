@@ -79,6 +79,11 @@ def every_row_is_complete():
        "no run is of an unknown kind, none is left over")
     ok(len([b for r in table for b in r.bars]) >= 22, "every line of the issue's table is there", len(table))
     equal(runs.command(names["dense"], s.names()), "spind bench decode M --steps 64 --warm-up 64 --batch 1 --context 8192", "a command reads well")
+    got = {"seal": {"kernels": [{"kernel": "seal", "shape": "8B/R16/bisect-centroids-0", "us": 840.0}]},
+           "prefill-64k": {"rows": [{"tokens": 8192, "s": 0.196}, {"tokens": 65536, "s": 3.3}]}}
+    share, note = rows.seal_share(8192)(got)
+    ok(abs(share - 3.0) < 1e-9 and note.startswith("7 segments of 840") and "3.4 % of an equal part" in note
+       and 1.6 < rows.seal_share(65536)(got)[0] < 1.61, "seven of eight segments of 8,192 tokens are sealed", share, note)
     ok("--load-format" in s.M and "--load-format" not in s.D, "a description's weights are made up, a file's are not")
 
 
