@@ -314,7 +314,7 @@ static void seal_group(struct layer_major *lm, struct backend *be, uint32_t firs
     const struct layout *l = &lm->shape;
     const struct kv_memory *kv = kv_memory(lm->s->kv);
     const size_t bytes = kv->record_lane_bytes * lm->geo.kv_heads;
-    const block_id *places = lm->loan.places + first / l->per * l->segment_blocks;
+    const block_id *places = lm->loan.places + (size_t)(first / l->per) * l->segment_blocks;
     attention_seal_in(lm->s->at, lm->q->in, kv, 1 /* any but the first */,
                       lm->loan.records[RECORD_GROUP], lm->loan.records[RECORD_FIRST], places,
                       places);
