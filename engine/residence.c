@@ -295,12 +295,18 @@ static bool within_headroom(const struct sched *s, const struct sequence *q)
     return bytes * s->fetch_us <= s->headroom * s->step_us;
 }
 
+/* Blocks of what is sealed at so many rows: of a SPILLED sequence they are in DRAM. */
+static uint32_t sealed_at(const struct sched *s, uint32_t rows)
+{
+    return kv_segments_due(rows) * (SEGMENT_ROWS / kv_geometry(s->kv)->block_rows);
+}
+
 /* HBM blocks that q takes, and in *down DRAM blocks, beside what it has: with the least hot set where it
  * can have one, else whole. */
 static uint64_t needed_under_pressure(const struct sched *s, const struct sequence *q,
                                       uint32_t rows, uint64_t *down)
 {
-    uint32_t below = less(blocks_for(s, rows), tail_blocks(s)); /* of its own, in DRAM */
+    uint32_t below = sealed_at(s, rows); /* of its own, in DRAM */
     if (q->state == SEQUENCE_PAUSED)
         below = less(below, q->kv.n_blocks);
     else if (q->kv.residence == KV_SPILLED) /* a hit in DRAM */
@@ -316,8 +322,7 @@ static uint64_t needed_under_pressure(const struct sched *s, const struct sequen
 static uint32_t dram_reserved(const struct sched *s, const struct sequence *q)
 {
     uint32_t longest = q->n_prompt + q->max_tokens;
-    uint32_t below = less(blocks_for(s, longest), tail_blocks(s));
-    return sched_is_pinned(q) ? less(below, sealed_blocks(s, q)) : 0;
+    return sched_is_pinned(q) ? less(sealed_at(s, longest), sealed_blocks(s, q)) : 0;
 }
 
 bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows)

@@ -242,12 +242,25 @@ static uint32_t open_sequence(struct sched *s, struct sequence *q, bool up)
     return s->why_refused == ERR_MEMORY && !up ? open_sequence(s, q, true) : n_hit;
 }
 
+static bool dram_is_coming(const struct sched *s)
+{
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    return kv_has_dram(s->kv) && !c.dram_ended;
+}
+
+/* Nobody is there to give, or to wait for. */
+static bool is_alone(const struct sched *s)
+{
+    return s->n_running == 0 && !dram_is_coming(s);
+}
+
 /* whole: beside what runs, with nobody giving anything. SPILLED it takes DRAM as it grows, and its share of the
  * bus: that is asked under pressure. */
 static bool fits_now(const struct sched *s, const struct sequence *q, bool *whole)
 {
     *whole = q->kv.residence != KV_SPILLED && fits_beside_running(s, q);
-    return *whole || s->n_running == 0 || residence_fits_under_pressure(s, q, rows_expected(q));
+    return *whole || is_alone(s) || residence_fits_under_pressure(s, q, rows_expected(q));
 }
 
 /* q is open. Where it fits only RESIDENT it is opened again so; false: it is closed, or why_refused. */

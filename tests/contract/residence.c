@@ -533,16 +533,21 @@ static void a_full_dram_lets_back_what_is_in_it(void)
 }
 
 /* On a GPU nothing of DRAM is pinned yet when the scheduler is made. */
-static void dram_that_comes_later_takes_who_waits(void)
+static void growing_open(struct world *w, const struct size *z)
 {
-    struct world w;
     growing_ops = fake_ops;
     growing_ops.alloc_host = growing_alloc;
     growing_ops.free_host = fake_free;
     growing_ops.host_progress = growing_progress;
-    const struct size z = {800, 800, 4, 4096, false, {0}, 0};
     be = &growing;
-    world_open_sized(&w, &z);
+    world_open_sized(w, z);
+}
+
+static void dram_that_comes_later_takes_who_waits(void)
+{
+    struct world w;
+    const struct size z = {800, 800, 4, 4096, false, {0}, 0};
+    growing_open(&w, &z);
     struct sequence *a = submit_sparse(&w, 4000, 400, 1, "quest", 0.05f);
     const struct sequence *b = submit_sparse(&w, 4000, 400, 2, "quest", 0.05f);
     for (int i = 0; i < 20; i++)
@@ -559,6 +564,37 @@ static void dram_that_comes_later_takes_who_waits(void)
     while (step(&w))
         ;
     is_int(w.finished, 2, "to the end");
+    world_close(&w);
+    be = &fake;
+}
+
+/* It would be refused when its rows find no room, though seconds later there is. */
+static void who_needs_dram_that_comes_waits_alone(void)
+{
+    struct world w;
+    const struct size z = {400, 800, 4, 256, false, {0}, 0};
+    growing_open(&w, &z);
+    const struct sequence *q = submit_sparse(&w, 4000, 100, 1, "quest", 0.05f);
+    for (int i = 0; i < 40; i++)
+        step(&w);
+    ok(q->state == SEQUENCE_WAITING && w.refused == 0, "alone it waits for DRAM that it needs");
+    for (uint32_t part = 1; part <= 800; part++) { /* a block each */
+        dram_progress.ready = dram_progress.bytes / 800 * part;
+        dram_progress.ended = part == 800;
+        kv_poll(w.kv);
+        for (int i = 0; i < 40; i++)
+            step(&w);
+    }
+    ok(w.finished == 1 && w.refused == 0 && w.s.preemptions == 0,
+       "and runs as soon as enough has come, once");
+    world_close(&w);
+    growing_open(&w, &z);
+    submit_sparse(&w, 4000, 100, 1, "quest", 0.05f);
+    dram_progress.ended = true; /* no more could be pinned */
+    kv_poll(w.kv);
+    while (step(&w))
+        ;
+    ok(w.finished == 0 && w.refused == 1, "where it has ended too early, it is refused");
     world_close(&w);
     be = &fake;
 }
@@ -608,6 +644,7 @@ int main(int argc, char **argv)
     pinned_sequences_pause();
     a_full_dram_lets_back_what_is_in_it();
     dram_that_comes_later_takes_who_waits();
+    who_needs_dram_that_comes_waits_alone();
     hot_sets_end_where_slots_do();
     const struct size worlds[] = {
         {500, 3000, 8, 128, true, {0}, 0},
