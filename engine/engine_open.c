@@ -184,6 +184,7 @@ static struct memory_room room_of(struct engine *e, uint32_t len)
     uint64_t most = (uint64_t)((double)bytes * (said ? e->cfg.device_share : DEVICE_SHARE));
     return (struct memory_room){.bytes = bytes,
                                 .most = said || most < left ? most : left,
+                                .steps = needs,
                                 .apart = true,
                                 .host_bytes = memory_available()};
 }

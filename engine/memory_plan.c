@@ -244,8 +244,8 @@ static status check_bytes(const struct memory_plan *p, const struct wish *w,
         beside += ATTENTION_KEPT_BYTES;
     all = p->hbm_bytes + beside + (room->apart ? 0 : p->dram_bytes);
     if (room->bytes != 0 && all > room->bytes) {
-        double fits =
-            fitting_hbm(p, (double)room->bytes - (room->apart ? 0 : (double)p->dram_bytes));
+        uint64_t others = room->apart ? min_u64(room->steps, room->bytes / 2) : p->dram_bytes;
+        double fits = fitting_hbm(p, (double)room->bytes - (double)others);
         return err(ERR_MEMORY,
                    "the KV arenas and digests (%.1f GiB) are larger than the memory available "
                    "(%.1f GiB): lower --kv-hbm or --kv-dram; --kv-hbm %.0fM would fit",
@@ -263,6 +263,21 @@ static status check_bytes(const struct memory_plan *p, const struct wish *w,
                        (unsigned long long)p->geo.block_bytes[LANE_SPARSE] +
                            p->geo.block_bytes[LANE_DENSE] + p->geo.block_bytes[LANE_STREAM]);
     return OK;
+}
+
+/* What the operator asked for is not made smaller; but a step that finds no memory ends its requests. */
+static void warn_of_steps(const struct memory_plan *p, const struct engine_config *cfg,
+                          const struct memory_room *room)
+{
+    uint64_t taken = p->hbm_bytes + p->record_bytes;
+    uint64_t left = taken < room->bytes ? room->bytes - taken : 0;
+    if (room->bytes != 0 && left < room->steps)
+        log_line(
+            LOG_WARN,
+            "KV and digests leave %.1f GiB of the device's memory to steps; with %u tokens each "
+            "these may want %.1f: lower --kv-hbm, --gpu-memory-utilization or "
+            "--max-num-batched-tokens",
+            gib(left), cfg->max_batched_tokens, gib(room->steps));
 }
 
 /* Rings beside nothing are cheap; but one must be there whole. */
@@ -320,6 +335,7 @@ status memory_plan_make(struct memory_plan *p, const struct engine_config *cfg,
     add_up(p);
     TRY(check_rings(p, cfg, per_seq));
     TRY(check_bytes(p, &w, room));
+    warn_of_steps(p, cfg, room);
     return check_length(p, cfg, model_len);
 }
 

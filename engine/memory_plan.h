@@ -29,6 +29,7 @@ struct memory_room {
     uint64_t bytes; /* 0: unknown */
     uint64_t
         most; /* of bytes: for the first tier where nobody says how much; apart: and for digests */
+    uint64_t steps;      /* of bytes: what steps may want beside both */
     bool apart;          /* the second tier is other memory: the host's, of a device */
     uint64_t host_bytes; /* apart: of that; 0: unknown */
 };
