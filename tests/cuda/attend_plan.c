@@ -346,7 +346,7 @@ static void poison(struct world *w, struct side *d)
 
 static double greater(double a, double b)
 {
-    return a <= b ? b : a; /* a NaN stays */
+    return a > b || a != a ? a : b; /* a NaN stays */
 }
 
 /* Worst distance of a head of a row, relative to what a head holds; greatest difference of lse. */
