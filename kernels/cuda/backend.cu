@@ -73,6 +73,24 @@ static void use_device(struct cuda_backend *b)
 
 /* ---- memory ---- */
 
+static double gib(size_t bytes)
+{
+    return (double)bytes / 1073741824.0;
+}
+
+/* Of a step: the text goes to the log and to whoever asks /health. */
+static bool no_scratch(struct cuda_backend *b, size_t need)
+{
+    char what[192];
+    size_t free_bytes = 0, total = 0;
+    (void)cudaMemGetInfo(&free_bytes, &total);
+    snprintf(what, sizeof what,
+             "scratch of %.2f GiB where %.2f are free (give KV less by --gpu-memory-utilization or "
+             "--kv-hbm, or steps fewer rows by --max-num-batched-tokens)",
+             gib(need), gib(free_bytes));
+    return cuda_ok(b, cudaErrorMemoryAllocation, what);
+}
+
 bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need)
 {
     if (need <= *have)
@@ -85,15 +103,11 @@ bool cuda_reserve(struct cuda_backend *b, void **p, size_t *have, size_t need)
         *p = NULL;
         *have = 0;
     }
-    if (!cuda_ok(b, cudaMalloc(p, need), "scratch"))
-        return false;
+    cudaError_t e = cudaMalloc(p, need);
+    if (e != cudaSuccess)
+        return e == cudaErrorMemoryAllocation ? no_scratch(b, need) : cuda_ok(b, e, "scratch");
     *have = need;
     return true;
-}
-
-static double gib(size_t bytes)
-{
-    return (double)bytes / 1073741824.0;
 }
 
 /* Zeroed in stream order: nobody but the stream reads it. */

@@ -75,6 +75,7 @@ def steps_are_replayed():
 def what_fails_at_the_start_is_said():
     for call, n in AT_START:
         does_not_start(f"{call}, the {n}.", "", SPIND_DRY_FAULT=f"{call}:{n}")
+    does_not_start("scratch that is not to be had", "scratch of 0.06 GiB where 140.00 are free (give KV less", SPIND_DRY_FAULT="cudaMalloc:1")
     does_not_start("KV that is larger than what is left", "M would fit", "--kv-hbm", "139G", SPIND_DRY_MEMORY=str(138 << 30))
     does_not_start("weights that are larger than the GPU", "its weights take 15.0 GiB in bf16, device cuda has 7.9 GiB free",
                    model=LARGE, SPIND_DRY_MEMORY=str(8 << 30))
