@@ -15,7 +15,7 @@
 
 enum {
     MAX_ASKS = 8,
-    MAX_OUTPUT = 160,
+    MAX_OUTPUT = 320,
     MAX_PROMPT = 2400,
     POSITIONS = 4096,
     PATIENCE_US = 60000000

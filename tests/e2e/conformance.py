@@ -519,8 +519,10 @@ def main():
     hanging = POOL.submit(health_of_a_hung_engine, hung)
     letters = ("--mock-first-token", "97", "--mock-n-tokens", "26")
     ends = ("--mock-eos-every", "4", "--mock-eos-token", "258")
-    m = mock("--served-model-name", "m", "other", *letters, "--mock-step-us", "500")
-    ending = mock("--served-model-name", "m", *letters, *ends, "--mock-step-us", "500")
+    # An event for each token, also on a machine that is busy: the server's loop must get its turn between two steps.
+    pace = ("--mock-step-us", "10000")
+    m = mock("--served-model-name", "m", "other", *letters, *pace)
+    ending = mock("--served-model-name", "m", *letters, *ends, *pace)
     short = mock("--max-model-len", "64", *letters)
     strict = mock("--max-model-len", "64", "--max-tokens-overflow", "reject", "--strict-fields", *letters)
     keyed = mock(key="k3y")
