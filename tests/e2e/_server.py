@@ -17,24 +17,27 @@ BINARY = os.environ.get("SPIND_TEST_SERVER", os.path.join(BUILD, "tests", "serve
 KEY = "k3y"
 _count = 0
 _bad = 0
+_telling = threading.Lock()  # several threads may have something to tell, and numbers come in order
 
 
 def ok(good, name, *notes):
     global _count, _bad
-    _count += 1
-    print(("ok" if good else "not ok"), _count, "-", name, flush=True)
-    if not good:
-        _bad += 1
-        for note in notes:
-            print("#  ", repr(note)[:600], flush=True)
+    with _telling:
+        _count += 1
+        print(("ok" if good else "not ok"), _count, "-", name, flush=True)
+        if not good:
+            _bad += 1
+            for note in notes:
+                print("#  ", repr(note)[:600], flush=True)
     return good
 
 
 def skip(name, why):
     """One case that cannot run here; tests/run counts them."""
     global _count
-    _count += 1
-    print("ok", _count, "-", name, "# SKIP", why, flush=True)
+    with _telling:
+        _count += 1
+        print("ok", _count, "-", name, "# SKIP", why, flush=True)
 
 
 def equal(got, want, name, *notes):
