@@ -433,17 +433,18 @@ static void the_page_has_every_piece_and_keeps_what_it_measured(void)
                                         "| scattered |",
                                         "\nNot measured.\n",
                                         "| 1600 | 2 |"};
+    /* The tiny model has no words for tasks. Sanitized, one piece of each kind. */
+    const char *pieces = TAP_SANITIZED ? "kl-8,planted-8"
+                                       : "kl-8,kl-16,kl-places,kl-contexts,robustness-8,planted-8";
     char dir[] = "/tmp/spind-quality-XXXXXX", line[256], path[64];
     ok(mkdtemp(dir) != NULL, "a folder");
-    snprintf(
-        line, sizeof line,
-        "quality --quick --exempt-layers 1 --out %s --cache %s --piece "
-        "kl-8,kl-16,kl-places,kl-contexts,robustness-8,planted-8", /* the tiny model has no words for tasks */
-        dir, dir);
+    snprintf(line, sizeof line, "quality --quick --exempt-layers 1 --out %s --cache %s --piece %s",
+             dir, dir, pieces);
     is_int(verb(line), 0, "eval quality --quick");
     snprintf(path, sizeof path, "%s/quality.md", dir);
     const char *page = read_page(path);
-    for (size_t i = 0; i < ARRAY_LEN(heads); i++)
+    for (size_t i = 0; i + TAP_SANITIZED < ARRAY_LEN(heads);
+         i++) /* the last is of a piece left out */
         ok(strstr(page, heads[i]) != NULL, "the page has \"%s\"", heads[i]);
     ok(strstr(page, "nan") == NULL, "and a number wherever one is written");
     snprintf(path, sizeof path, "%s/kl-8.json", dir);
