@@ -216,10 +216,8 @@ static struct sequence *youngest_paused(const struct sched *s, bool pinned)
     return q;
 }
 
-bool residence_make_room(struct sched *s, struct sequence *q)
+bool residence_send_away(struct sched *s, struct sequence *q)
 {
-    if (residence_squeeze(s))
-        return true;
     struct sequence *victim = youngest_running(s), *paused = youngest_paused(s, false);
     struct sequence *first =
         victim != NULL ? victim : q; /* pinned: pausing computes nothing again */

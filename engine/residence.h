@@ -49,9 +49,9 @@ bool residence_can_spill(const struct sched *s, const struct sequence *q);
 bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows);
 /* Makes some HBM available without anybody having to go (1 to 4); false: nobody can give more. */
 bool residence_squeeze(struct sched *s);
-/* Makes some HBM available, whoever has to give. Sequences that had to go are in the queue, out of the
- * plan; false: q itself was. */
-bool residence_make_room(struct sched *s, struct sequence *q);
+/* Where nobody can: somebody goes (5 and 6), for rows of q. Who had to is in the queue, out of the plan; false: q
+ * itself is. */
+bool residence_send_away(struct sched *s, struct sequence *q);
 /* Slots for the row at n_rows - 1 of a SPILLED sequence: grows the hot set to its minimum. ERR_FULL. */
 status residence_ensure_slots(struct sched *s, struct sequence *q, uint32_t n_rows);
 /* Gives one that was opened SPILLED the hot set that a spill would give it, if there is room. */

@@ -496,20 +496,19 @@ static status prepare_rows(struct sched *s, struct sequence *q, uint32_t rows)
     return kv_seq_grow(s->kv, &q->kv, q->n_computed + rows);
 }
 
-/* Room for so many rows of q, of `want`. Before anybody has to go a long chunk ends at a border instead: what is
- * behind that is sealed, and may go down. false: q itself had to go. */
+/* Room for so many rows of q, of `want`. Before anybody has to go a long chunk ends at a border instead: what that
+ * completes can be sealed, and go down. false: q itself had to go. */
 static bool make_room(struct sched *s, struct sequence *q, uint32_t rows, uint32_t *want)
 {
-    bool good = true;
     q->n_wanted = rows;
-    if (!residence_squeeze(s)) {
-        if (rows > rows_to_border(q))
-            *want = rows_to_border(q);
-        else
-            good = residence_make_room(s, q);
-    }
+    bool squeezed = residence_squeeze(s);
     q->n_wanted = 0;
-    return good;
+    if (squeezed)
+        return true;
+    if (rows <= rows_to_border(q))
+        return residence_send_away(s, q);
+    *want = rows_to_border(q);
+    return true;
 }
 
 /* Whatever a row needs, while others give; q itself may have to go. */

@@ -81,6 +81,16 @@ def what_fails_at_the_start_is_said():
                    model=LARGE, SPIND_DRY_MEMORY=str(8 << 30))
 
 
+def what_leaves_steps_too_little_is_said():
+    words = "of the device's memory to steps; with 8192 tokens each these may want"
+    server = serve(SPIND_DRY_MEMORY=str(1600 << 20))
+    ok(words in server.log, "KV beside which steps may lack memory", server.log)
+    server.stop()
+    server = serve()
+    ok(words not in server.log, "where there is enough nothing is said", server.log)
+    server.stop()
+
+
 def armed(call, code, *args):
     """A server one of whose next calls fails, and the file that arms it."""
     there, path = tempfile.mkstemp()
@@ -137,6 +147,7 @@ def main():
     it_serves()
     steps_are_replayed()
     what_fails_at_the_start_is_said()
+    what_leaves_steps_too_little_is_said()
     a_failed_step_ends_its_requests()
     a_broken_device_ends_the_daemon()
     a_device_that_hangs_is_given_up()

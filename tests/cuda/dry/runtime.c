@@ -1,4 +1,4 @@
-/* A CUDA runtime without a GPU: libspind_cuda.so linked against it (make build/dry/libspind_cuda.so) runs everything
+/* A CUDA runtime without a GPU: libspind_cuda.so linked against it (make CUDA=1 cuda-tests) runs everything
  * that the backend does on the host - staging, lists, graphs, allocation, settling of steps - and computes nothing.
  * Kernels are checked (shapes of launches, shared memory) and not run; copies copy nothing; results are zeros, so every
  * answer is token 0. What the host must never do is an error here as it is there:
