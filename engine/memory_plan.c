@@ -47,6 +47,11 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static double gib(uint64_t bytes)
 {
     return (double)bytes / 1073741824.0;
@@ -126,28 +131,29 @@ static double floor_blocks(const struct engine_config *cfg, const struct kv_geom
 
 /* DENSE lanes need HBM for every position of a sequence that runs, wherever its SPARSE lanes are. Where
  * HBM cannot have all sequences at full length, it is divided so that both classes end with the same
- * number of them. */
+ * number of them; but there is never more DENSE than both tiers have of SPARSE. */
 static void divide_hbm(struct memory_plan *p, const struct engine_config *cfg, uint64_t rest,
                        uint64_t per_seq)
 {
-    const size_t *unit = p->geo.block_bytes;
-    uint64_t dram = p->blocks[LANE_SPARSE][KV_DRAM], all = per_seq * cfg->max_num_seqs;
+    const uint64_t unit = p->geo.block_bytes[LANE_SPARSE],
+                   unit_dense = p->geo.block_bytes[LANE_DENSE];
+    const uint64_t dram = p->blocks[LANE_SPARSE][KV_DRAM], all = per_seq * cfg->max_num_seqs;
+    const bool holds_all = rest >= all * (unit + unit_dense);
     uint64_t sparse = 0, dense = 0;
-    if (unit[LANE_SPARSE] == 0) {
-        dense = unit[LANE_DENSE] > 0 ? rest / unit[LANE_DENSE] : 0;
+    if (unit == 0) {
+        dense = unit_dense > 0 ? rest / unit_dense : 0;
     } else {
-        uint64_t both = unit[LANE_SPARSE] + unit[LANE_DENSE];
-        uint64_t beyond = min_u64(dram, all) * unit[LANE_DENSE]; /* of what lies in DRAM */
-        double per = (double)per_seq * (double)unit[LANE_DENSE] +
-                     floor_blocks(cfg, &p->geo, (double)per_seq) * (double)unit[LANE_SPARSE];
+        uint64_t beyond = holds_all ? 0 : min_u64(dram, all) * unit_dense; /* what lies in DRAM */
+        sparse = rest > beyond ? (rest - beyond) / (unit + unit_dense) : 0;
+        double per = (double)per_seq * (double)unit_dense +
+                     floor_blocks(cfg, &p->geo, (double)per_seq) * (double)unit;
         double n = (double)rest / per; /* sequences that can run with DRAM behind them */
-        sparse = both > 0 && rest > beyond ? (rest - beyond) / both : 0;
-        if (unit[LANE_DENSE] > 0 && dram > 0 && n < cfg->max_num_seqs) {
+        if (unit_dense > 0 && dram > 0 && n < cfg->max_num_seqs) {
             n = n < 1 ? 1 : n;
-            dense = min_u64((uint64_t)(n * (double)per_seq), rest / 2 / unit[LANE_DENSE]);
-            sparse = (rest - dense * unit[LANE_DENSE]) / unit[LANE_SPARSE];
+            dense = min_u64((uint64_t)(n * (double)per_seq), rest / 2 / unit_dense);
+            sparse = max_u64(sparse, (rest - dense * unit_dense) / unit);
         }
-        dense = unit[LANE_DENSE] > 0 ? (rest - sparse * unit[LANE_SPARSE]) / unit[LANE_DENSE] : 0;
+        dense = unit_dense > 0 ? (rest - sparse * unit) / unit_dense : 0;
         dense = min_u64(dense, sparse + dram);
     }
     p->blocks[LANE_SPARSE][KV_HBM] = (uint32_t)min_u64(sparse, UINT32_MAX / 4);

@@ -90,6 +90,42 @@ static void there_are_rings_for_all_that_run(void)
        cut);
 }
 
+/* Exempt layers beside a second tier: SPARSE lanes have all of HBM that DENSE ones have no use for. */
+static void no_hbm_lies_idle(void)
+{
+    uint32_t idle = 0, more = 0, n = 0;
+    const struct kv_geometry g = geometry(HEADS, 0);
+    const uint64_t sparse = g.block_bytes[LANE_SPARSE], dense = g.block_bytes[LANE_DENSE];
+    for (uint32_t seqs = 1; seqs <= 256; seqs *= 4)
+        for (uint32_t length = 2048; length <= 131072; length *= 4)
+            for (uint64_t hbm = (uint64_t)1 << 30; hbm < (uint64_t)128 << 30; hbm *= 3)
+                for (uint64_t dram = (uint64_t)1 << 28; dram < (uint64_t)128 << 30; dram *= 5) {
+                    struct engine_config cfg = config(hbm, seqs, 512);
+                    struct memory_plan p;
+                    cfg.kv_dram_bytes = dram;
+                    cfg.sparse = (struct sparse_choice){.plugin = 1, .budget = 0.02f};
+                    if (memory_plan_make(&p, &cfg, &g, 0, length, &room) != OK)
+                        continue;
+                    const uint32_t *s = p.blocks[LANE_SPARSE], *d = p.blocks[LANE_DENSE];
+                    idle += p.hbm_bytes + sparse + dense <= hbm;
+                    more += d[KV_HBM] > s[KV_HBM] + s[KV_DRAM];
+                    n++;
+                }
+    ok(n > 100 && idle == 0, "%u plans of two tiers leave no block of HBM idle (%u do)", n, idle);
+    ok(more == 0, "nor have DENSE lanes more than SPARSE ones have in both tiers (%u do)", more);
+}
+
+/* HBM for every sequence at full length is that, whatever lies in DRAM. */
+static void what_holds_all_holds_all(void)
+{
+    const struct kv_geometry g = geometry(HEADS, 0);
+    struct engine_config cfg = config(0, 1, 512);
+    struct memory_plan p;
+    cfg.kv_dram_bytes = (uint64_t)4 << 30;
+    CHECK(memory_plan_make(&p, &cfg, &g, 0, 32768, &room) == OK);
+    is_int(p.blocks[LANE_SPARSE][KV_HBM], 32768 / ROWS, "one sequence at full length fits HBM");
+}
+
 int main(void)
 {
     struct memory_plan p;
@@ -98,6 +134,8 @@ int main(void)
     log_set_level(LOG_ERROR);
     memory_falls();
     there_are_rings_for_all_that_run();
+    no_hbm_lies_idle();
+    what_holds_all_holds_all();
     ok(memory_plan_make(&p, &cfg, &g, 0, 8192, &room) == ERR_MEMORY &&
            strstr(err_text(), "one sequence needs") != NULL,
        "no room for one ring is refused (%s)", err_text());
