@@ -6,6 +6,7 @@
 #include "engine/layer_major.h"
 #include "kernels/log.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -177,9 +178,16 @@ static void tell_step(struct engine *e)
     e->changed = false;
 }
 
+/* What would make a long prompt quicker is more HBM. */
 static void tell_admitted(void *arg, struct sequence *q)
 {
     struct engine *e = arg;
+    uint32_t lacks = q->layers == NULL ? layer_major_lacks(&e->sched, q, q->n_cached) : 0;
+    if (lacks > 0)
+        log_line(LOG_INFO,
+                 "prompt of %u tokens, longer than HBM, chunk by chunk: to read it layer by layer "
+                 "--kv-hbm lacks %.0fM",
+                 q->n_prompt, ceil((double)lacks * (double)e->info.kv_block_bytes / 1048576));
     report_scheduled(&e->report, q);
 }
 

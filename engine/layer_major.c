@@ -86,6 +86,13 @@ static struct layout layout_of(const struct sched *s, const struct sequence *q)
     return l;
 }
 
+static uint32_t hbm_blocks(const struct sched *s)
+{
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    return c.total[KV_HBM];
+}
+
 /* HBM blocks while the prompt is read, or for the first of its answer, when tail and hot set have grown into what was
  * lent. */
 static uint32_t blocks_needed(const struct sched *s, const struct sequence *q,
@@ -101,17 +108,30 @@ static uint32_t blocks_needed(const struct sched *s, const struct sequence *q,
     return reading > then ? reading : then;
 }
 
-bool layer_major_suits(const struct sched *s, const struct sequence *q, uint32_t n_hit)
+/* All but whether there is room. */
+static bool is_of_the_kind(const struct sched *s, const struct sequence *q, uint32_t n_hit,
+                           struct layout *l)
 {
     if (s->row_bytes == 0 || q->in == NULL || sequence_scores_prompt(q) || q->n_filled > 0 ||
         !residence_can_spill(s, q))
         return false;
-    const struct layout l = layout_of(s, q);
-    struct kv_counts c;
-    kv_counts(s->kv, &c);
     if (n_hit + q->kv.n_cut * kv_geometry(s->kv)->block_rows > q->n_prompt / LAYER_MAJOR_MOST_HIT)
         return false; /* what was cut can still be had */
-    return l.per > 0 && l.blocks > c.total[KV_HBM] && blocks_needed(s, q, &l) <= c.total[KV_HBM];
+    *l = layout_of(s, q);
+    return l->per > 0 && l->blocks > hbm_blocks(s);
+}
+
+bool layer_major_suits(const struct sched *s, const struct sequence *q, uint32_t n_hit)
+{
+    struct layout l;
+    return is_of_the_kind(s, q, n_hit, &l) && blocks_needed(s, q, &l) <= hbm_blocks(s);
+}
+
+uint32_t layer_major_lacks(const struct sched *s, const struct sequence *q, uint32_t n_hit)
+{
+    struct layout l;
+    uint32_t need = is_of_the_kind(s, q, n_hit, &l) ? blocks_needed(s, q, &l) : 0;
+    return need > hbm_blocks(s) ? need - hbm_blocks(s) : 0;
 }
 
 /* ---- begin and end ---- */

@@ -31,6 +31,9 @@ enum {
  * them STREAM; and a layer's KV, the residual stream, the least hot set and the tail fit in HBM, as do tail and hot set of
  * the first of its answer. */
 bool layer_major_suits(const struct sched *s, const struct sequence *q, uint32_t n_hit);
+/* Blocks of HBM for want of which a prompt that is longer than that does not suit; 0: it does, or there is another
+ * reason. */
+uint32_t layer_major_lacks(const struct sched *s, const struct sequence *q, uint32_t n_hit);
 /* For q that is open without a hit, and suits. Spills others for room. ERR_FULL, ERR_MEMORY: q is to be closed. */
 status layer_major_begin(struct sched *s, struct sequence *q);
 /* Gives the loan back; nothing if there is none. */

@@ -22,7 +22,8 @@ enum {
     STAGE_ALIGN = 256,
     STAGE_FIRST = 4 << 20,
     TABLE_SLOTS_FIRST = 256,
-    STEPS = 4, /* whose events are kept: two in flight, and the one in front of them */
+    GEOMETRIES = 4, /* whose lanes are kept: the cache's, one layer's (engine/layer_major.h) */
+    STEPS = 4,      /* whose events are kept: two in flight, and the one in front of them */
 };
 
 enum { AREA_BEFORE, AREA_ROWS, AREA_APART, AREAS };
@@ -46,6 +47,13 @@ struct staged {
     uint32_t bucket, segments; /* of rows */
 };
 
+/* Lanes in device memory. */
+struct lanes {
+    struct cuda_lane *list;
+    const struct kv_geometry *geo; /* NULL: nobody's */
+    struct kv_geometry seen;       /* *geo: another may come to lie at the same address */
+};
+
 } /* namespace */
 
 struct cuda_step {
@@ -63,9 +71,8 @@ struct cuda_step {
     struct replay *replay;
     struct staged *staged;
     uint32_t n_slots, n_staged; /* slots: a power of two */
-    struct cuda_lane *lanes;    /* of `geo`, device memory */
-    const struct kv_geometry *geo;
-    struct kv_geometry seen; /* *geo: another may come to lie at the same address */
+    struct lanes lanes[GEOMETRIES];
+    uint32_t next_lanes; /* which make room for new ones */
 };
 
 /* ---- staging ---- */
@@ -229,12 +236,27 @@ const struct cuda_row *cuda_rows(struct cuda_backend *b, const struct kv_geometr
     return (const struct cuda_row *)known.device;
 }
 
-const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geometry *g)
+static bool are_of(const struct lanes *l, const struct kv_geometry *g)
 {
-    struct cuda_step *s = b->step;
+    bool known = l->geo == g || (l->geo != NULL && g->lanes == NULL); /* NULL: all alike */
+    return known && memcmp(&l->seen, g, sizeof *g) == 0;
+}
+
+static bool lanes_drop(struct cuda_backend *b, struct lanes *l)
+{
+    if (l->list != NULL) {
+        cuda_flush(b);
+        if (!cuda_ended(b, NULL, "lanes"))
+            return false;
+        cudaFree(l->list);
+    }
+    memset(l, 0, sizeof *l);
+    return true;
+}
+
+static bool lanes_make(struct cuda_backend *b, struct lanes *l, const struct kv_geometry *g)
+{
     size_t n = (size_t)g->layers * g->kv_heads;
-    if (s->geo == g && memcmp(&s->seen, g, sizeof *g) == 0)
-        return s->lanes;
     struct cuda_lane *list = (struct cuda_lane *)mem_alloc(n * sizeof *list);
     for (size_t i = 0; i < n; i++) {
         struct lane_place place =
@@ -242,23 +264,25 @@ const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geome
         list[i].class_ = place.class_;
         list[i].index = place.index;
     }
-    cuda_flush(b);
-    if (!cuda_ended(b, NULL, "lanes")) {
-        mem_free(list);
-        return NULL;
-    }
-    cudaFree(s->lanes);
-    s->lanes = NULL;
-    s->geo = NULL;
     bool good =
-        cuda_ok(b, cudaMalloc((void **)&s->lanes, n * sizeof *list), "lanes") &&
-        cuda_ok(b, cudaMemcpy(s->lanes, list, n * sizeof *list, cudaMemcpyHostToDevice), "lanes");
+        cuda_ok(b, cudaMalloc((void **)&l->list, n * sizeof *list), "lanes") &&
+        cuda_ok(b, cudaMemcpy(l->list, list, n * sizeof *list, cudaMemcpyHostToDevice), "lanes");
     mem_free(list);
     if (good) {
-        s->geo = g;
-        s->seen = *g;
+        l->geo = g;
+        l->seen = *g;
     }
-    return good ? s->lanes : NULL;
+    return good;
+}
+
+const struct cuda_lane *cuda_lanes(struct cuda_backend *b, const struct kv_geometry *g)
+{
+    struct cuda_step *s = b->step;
+    for (int i = 0; i < GEOMETRIES; i++)
+        if (are_of(&s->lanes[i], g))
+            return s->lanes[i].list;
+    struct lanes *l = &s->lanes[s->next_lanes++ % GEOMETRIES];
+    return lanes_drop(b, l) && lanes_make(b, l, g) ? l->list : NULL;
 }
 
 /* ---- commands ---- */
@@ -423,7 +447,8 @@ void cuda_step_close(struct cuda_backend *b)
             cudaEventDestroy(s->marks[i].done);
     }
     mem_free(s->staged);
-    cudaFree(s->lanes);
+    for (int i = 0; i < GEOMETRIES; i++)
+        cudaFree(s->lanes[i].list);
     mem_free(s);
     b->step = NULL;
 }

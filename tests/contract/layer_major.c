@@ -289,6 +289,34 @@ static void nobody_is_pushed_out(const struct tight *t)
     is_int(n_pushed, 0, "nobody has to go, while they are read or behind them");
 }
 
+/* Is `a` read by layers, alone, with so much HBM? *lacks: what it is told to be short of. */
+static bool by_layers_in(const struct ask *a, uint32_t hbm, uint32_t *lacks)
+{
+    struct rig g;
+    rig_open(&g, hbm, false);
+    struct sequence *q = rig_submit(&g, a);
+    rig_step(&g);
+    *lacks = layer_major_lacks(&g.e->sched, q, 0);
+    bool is_deep = g.e->sched.n_deep > 0;
+    rig_cancel(&g, q);
+    engine_destroy(g.e);
+    return is_deep;
+}
+
+/* Too little HBM for it is no error, and nobody notices but by the time: what is missing must be right. */
+static void what_is_missing_is_told(void)
+{
+    const struct ask a = {
+        .n_prompt = 2400, .max_tokens = 300, .text = 1, .plugin = "wave", .budget = 0.05f};
+    enum { LITTLE = 200 };
+    uint32_t lacks, none;
+    ok(!by_layers_in(&a, LITTLE, &lacks) && lacks > 1, "in %d blocks a prompt goes by chunks",
+       LITTLE);
+    ok(!by_layers_in(&a, LITTLE + lacks - 1, &none) && none == 1, "in %u more too", lacks - 1);
+    ok(by_layers_in(&a, LITTLE + lacks, &none) && none == 0, "in %u more by layers", lacks);
+    ok(!by_layers_in(&a, PLENTY, &none) && none == 0, "and what HBM holds lacks nothing");
+}
+
 /* Where borders may be crossed, segments are sealed together. */
 static void groups_are_the_same(const char *plugin)
 {
@@ -335,6 +363,7 @@ int main(void)
     if (!TAP_SANITIZED)
         groups_are_the_same("quest");
     cancels_leave_nothing();
+    what_is_missing_is_told();
     nobody_is_pushed_out(&while_it_is_read);
     make_deep_model(16);
     nobody_is_pushed_out(&behind_it);

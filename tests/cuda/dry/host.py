@@ -2,6 +2,7 @@
 failed with an error, whichever call of CUDA it was that failed (tests/cuda/dry/runtime.c). What it computes is nothing."""
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "e2e"))
 import _server  # noqa: E402
 from _server import BUILD, Server, clean_env, done, equal, eventually, ok  # noqa: E402
-from _spind import COMPLETION, PATIENCE, ask, get, kept, quiescent, settles, stream  # noqa: E402
+from _spind import COMPLETION, PATIENCE, ask, get, kept, metrics, quiescent, settles, stream  # noqa: E402
 
 DRY = os.path.join(BUILD, "tests", "cuda", "dry", "libspind_cuda.so")
 SMALL, LARGE = "configs/models/smollm2-135m.json", "configs/models/llama-3.1-8b.json"
@@ -143,9 +144,40 @@ def a_device_that_hangs_is_given_up():
         ok("does not answer for 2 s" in server.log and "dmesg" in server.log, f"{call}: and says why, and what to do", server.log)
 
 
+LONG, LONG_ARGS = 6000, ("--max-model-len", "8192", "--kv-hbm", "72M", "--kv-dram", "256M")
+
+
+def read_layer_by_layer(server):
+    return metrics(server)["spind_layer_major_prompts_total"]
+
+
+def whole_dram(server):
+    return eventually(lambda: metrics(server)["spind_kv_dram_pinned_bytes"] >= 250 << 20, PATIENCE)
+
+
+def long_prompts_are_read_layer_by_layer():
+    """Through the daemon, which plans HBM for many sequences; a layer's pages have a geometry of their own."""
+    body_of = {"prompt": [i % 5000 + 10 for i in range(LONG)], "max_tokens": 24, "ignore_eos": True}
+    server = serve(*LONG_ARGS, SPIND_LAYER_MAJOR="1", SPIND_DRY_COUNTS="1")
+    ok(whole_dram(server), "DRAM is pinned")
+    equal([ask(server, COMPLETION, body_of | {"prompt": p}).status for p in (body_of["prompt"], body_of["prompt"][::-1])], [200, 200],
+          "prompts longer than HBM are answered")
+    equal(read_layer_by_layer(server), 2, "and were read layer by layer")
+    settles(server, "nothing is left")
+    server.stop()
+    found = re.search(r"dry: +(\d+) cudaMemcpy$", server.log, re.M)
+    ok(found and int(found.group(1)) < 8, "lanes of both geometries stay where they are", server.log)
+    server = serve(*LONG_ARGS, "--kv-hbm", "60M", SPIND_LAYER_MAJOR="1")
+    ok(whole_dram(server) and ask(server, COMPLETION, body_of).status == 200 and read_layer_by_layer(server) == 0,
+       "in too little HBM they are answered too", server.log)
+    ok("chunk by chunk: to read it layer by layer --kv-hbm lacks " in server.log, "and the log says what is missing", server.log)
+    server.stop()
+
+
 def main():
     it_serves()
     steps_are_replayed()
+    long_prompts_are_read_layer_by_layer()
     what_fails_at_the_start_is_said()
     what_leaves_steps_too_little_is_said()
     a_failed_step_ends_its_requests()
