@@ -3,7 +3,8 @@
  * Sealing is four kernels, each over all SPARSE lanes: order (seal_order.cu, seal_bisect.cu) writes the
  * permutation into the record; move (seal.cu) brings rows to where they are stored; digest
  * (seal_digest.cu) and codes (seal_codes.cu) read rows from there. So only move knows of two places, and
- * only order of positions.
+ * only order of positions. Where partitions are pages without outliers, move, which has all rows at hand,
+ * leaves their means, and digest reads no rows.
  *
  * Numbers of fp8 pages are bf16 numbers too, and read as such. A bf16 of K is an exact float; all sums are floats. Where a sum's order is that of the rows, it is the
  * CPU's too, bit for bit: means, bounds. Sums over channels and of whole nodes have other orders. */
@@ -39,10 +40,12 @@ struct seal_call {
     size_t block_bytes, page_bytes, record_bytes, lane_bytes;
     struct digest_desc desc;
     struct digest_layout layout;
-    float *vectors; /* scratch: [n_lanes][parts][dim] centroids */
-    float *coarse;  /* [n_lanes][parts / DIGEST_COARSE][dim] */
-    uint32_t *far;  /* [n_lanes][parts] two rows of the partition, 16 bits each */
-    float *matrix;  /* [n_lanes][2][dim][dim], where shared memory does not hold one */
+    uint32_t means;     /* move leaves the means of pages in vectors and mean_values */
+    float *vectors;     /* scratch: [n_lanes][parts][dim] centroids */
+    float *mean_values; /* [n_lanes][parts][dim] where means is set */
+    float *coarse;      /* [n_lanes][parts / DIGEST_COARSE][dim] */
+    uint32_t *far;      /* [n_lanes][parts] two rows of the partition, 16 bits each */
+    float *matrix;      /* [n_lanes][2][dim][dim], where shared memory does not hold one */
 };
 
 /* The lane's part of a record. */
@@ -51,14 +54,27 @@ __device__ inline uint8_t *seal_record(const struct seal_call *c, uint32_t lane,
     return c->records + record * c->record_bytes + c->lanes[lane].index * c->lane_bytes;
 }
 
+/* The lane's page of block 0. A loop that writes takes it before it begins: the table of lanes might be what
+ * it writes, as far as a compiler knows. */
+__device__ inline uint8_t *seal_pages(const struct seal_call *c, uint32_t lane)
+{
+    return c->pages + c->lanes[lane].index * c->page_bytes;
+}
+
+/* Row r of K (half 0) or V (half 1) of such pages, which lies in this block. */
+__device__ inline uint8_t *seal_row_of(const struct seal_call *c, uint8_t *pages, block_id block,
+                                       uint32_t half, uint32_t r)
+{
+    uint32_t rows = 1u << c->row_shift;
+    return pages + block * c->block_bytes +
+           (size_t)(half * rows + (r & (rows - 1))) * c->dim * c->number;
+}
+
 /* Row r of K (half 0) or V (half 1) in the pages that `blocks` name. */
 __device__ inline uint8_t *seal_row(const struct seal_call *c, const block_id *blocks,
                                     uint32_t lane, uint32_t half, uint32_t r)
 {
-    uint32_t rows = 1u << c->row_shift;
-    return c->pages + blocks[r >> c->row_shift] * c->block_bytes +
-           c->lanes[lane].index * c->page_bytes +
-           (size_t)(half * rows + (r & (rows - 1))) * c->dim * c->number;
+    return seal_row_of(c, seal_pages(c, lane), blocks[r >> c->row_shift], half, r);
 }
 
 /* Channels from `at` on of a row of such numbers, as bf16: 2, 4 or 8, and `at` a multiple of that. */

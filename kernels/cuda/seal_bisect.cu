@@ -200,7 +200,8 @@ __device__ bool move_axis(struct team<PD> *t, struct direction<PD> *d)
     return true;
 }
 
-/* The k-th smallest (from 1) of a team's keys, `KEYS` per thread; *ties: which of its equals it is. */
+/* The k-th smallest (from 1) of a team's keys, `KEYS` per thread, or a number up to the next of them; *ties: how
+ * many of its equals, if there are any, count at most. */
 template <int PD, int KEYS>
 __device__ uint32_t kth_key(const struct team<PD> *t, const uint32_t *key, const bool *valid,
                             uint32_t k, uint32_t *ties)
@@ -233,6 +234,11 @@ __device__ uint32_t kth_key(const struct team<PD> *t, const uint32_t *key, const
         k -= __shfl_sync(~0u, sum - count, digit);
         prefix |= (uint32_t)digit << shift;
         mask |= ((1u << DIGIT) - 1) << shift;
+        if (k == __shfl_sync(~0u, count, digit)) {
+            prefix |=
+                ~mask; /* all that begin so are among them: what follows makes no difference */
+            break;
+        }
     }
     *ties = k;
     return prefix;
@@ -299,19 +305,48 @@ template <int PD> __device__ void split_team(struct team<PD> *t)
 
 /* ---- the first split ---- */
 
-/* Rows of storage [low, HALF) from memory: slot i is row position[i]. */
+/* Rows of storage [low, HALF) from memory: slot i is row position[i]. A thread has the same 16 bytes of rows
+ * STEP apart, LOADS of them on their way at a time: one by one, each waits for the name of its block and then
+ * for memory. */
+template <int PD, int NUMBER>
+__device__ inline void load_keys(const struct seal_call *c, const struct team<PD> *t, uint32_t lane)
+{
+    constexpr uint32_t UNITS = PD / 8, STEP = THREADS / UNITS, LOADS = 8;
+    static_assert(HALF % (STEP * LOADS) == 0, "whole turns");
+    struct bisect_shared<PD> *s = t->s;
+    uint8_t *pages = seal_pages(c, lane);
+    const uint32_t at = threadIdx.x % UNITS;
+    const bool has = at < c->dim / 8;
+    for (uint32_t slot = threadIdx.x / UNITS; slot < HALF; slot += STEP * LOADS) {
+        uint32_t row[LOADS];
+        block_id block[LOADS];
+        uint4 w[LOADS];
+#pragma unroll
+        for (uint32_t i = 0; i < LOADS; i++) { /* of any slot: below `low` they are zeroed behind */
+            row[i] = s->position[slot + i * STEP];
+            block[i] = c->job->from[row[i] >> c->row_shift];
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < LOADS; i++) {
+            w[i] = make_uint4(0, 0, 0, 0);
+            if (has)
+                w[i] = seal_eight(NUMBER, seal_row_of(c, pages, block[i], 0, row[i]), at * 8);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < LOADS; i++)
+            s->rows[(slot + i * STEP) * UNITS + at] =
+                slot + i * STEP >= t->low ? w[i] : make_uint4(0, 0, 0, 0);
+    }
+}
+
 template <int PD>
 __device__ void load_rows(const struct seal_call *c, struct team<PD> *t, uint32_t lane)
 {
     struct bisect_shared<PD> *s = t->s;
-    for (uint32_t i = threadIdx.x; i < HALF * (PD / 8); i += THREADS) {
-        uint32_t slot = i / (PD / 8), at = i % (PD / 8);
-        uint4 w = make_uint4(0, 0, 0, 0);
-        if (slot >= t->low && at < c->dim / 8)
-            w = seal_eight(c->number, seal_row(c, c->job->from, lane, 0, s->position[slot]),
-                           at * 8);
-        s->rows[i] = w;
-    }
+    if (c->number == 1)
+        load_keys<PD, 1>(c, t, lane);
+    else
+        load_keys<PD, 2>(c, t, lane);
     for (uint32_t i = threadIdx.x; i < HALF; i += THREADS) {
         s->slot[0][i] = (uint16_t)i;
         s->inverse[i] = i >= t->low ? s->all_inverse[s->position[i]] : 0.0f;

@@ -2,8 +2,8 @@
  * layout). Means are sums in the order of rows and exact divisions, as on the CPU.
  *
  * A lane's K and V are a CTA each. K is read twice where there are outliers; the second time it lies in
- * L1 or L2. Vectors are rounded once the least and greatest of each channel over the segment are
- * known: until then centroids wait in scratch. */
+ * L1 or L2. Where move has left the means no rows are read. Vectors are rounded once the least and greatest of
+ * each channel over the segment are known: until then centroids wait in scratch. */
 #include "kernels/cuda/seal.h"
 
 namespace
@@ -189,6 +189,10 @@ __device__ inline float *centroid_of(const struct lane_digest *d, uint32_t p)
 {
     return d->c->vectors + ((size_t)d->lane * d->c->desc.parts + p) * d->c->dim;
 }
+__device__ inline float *mean_value_of(const struct lane_digest *d, uint32_t p)
+{
+    return d->c->mean_values + ((size_t)d->lane * d->c->desc.parts + p) * d->c->dim;
+}
 __device__ inline float *coarse_of(const struct lane_digest *d, uint32_t g)
 {
     return d->c->coarse + ((size_t)d->lane * (d->c->desc.parts / DIGEST_COARSE) + g) * d->c->dim;
@@ -209,6 +213,10 @@ template <int NV, int NUMBER> __device__ void find_centroids(const struct lane_d
         uint32_t first, n, far[2];
         if (!has_digest(d, p, &first, &n))
             continue;
+        if (d->c->means) {
+            widen(&ranges[0], load_floats<NV>(d, centroid_of(d, p)));
+            continue;
+        }
         struct channels<NV> mean = rows_mean<NV, NUMBER>(d, 0, first, n, 0, 0, 0);
         if (outliers > 0) {
             farthest<NV, NUMBER>(d, first, n, mean, outliers > 1, far);
@@ -414,7 +422,9 @@ template <int NV, int NUMBER> __device__ void digest_values(const struct lane_di
             }
         };
         float top = 0;
-        if (has)
+        if (has && d->c->means)
+            mean = load_floats<NV>(d, mean_value_of(d, p));
+        else if (has)
             mean = rows_mean<NV, NUMBER>(d, 1, first, n, 0, 0, 0);
         for (int v = 0; v < NV * 4; v++)
             if (4 * (threadIdx.x % 32) + 128 * (v / 4) < l->dim)
