@@ -12,22 +12,18 @@
  * row's result is the same bit for bit whether its task is FEW or MANY, alone or in a batch, and
  * whether its splits were folded on the way, by the last CTA or by the merge.
  *
- * Tasks by position are listed on the host, once a step (attend_list.cu), a CTA each or several; what a
+ * Tasks by position are listed on the host, once a step (attend_list.cu, attend_split.h), a CTA each or several; what a
  * CTA needs lies in its entry, so it reads nothing else before it asks for pages. Planned rows need no list:
  * the device counts what there is to do and shares it out (attend_planned.cu). */
 #ifndef KERNELS_CUDA_ATTEND_H
 #define KERNELS_CUDA_ATTEND_H
 
 #include "kernels/core/digest.h"
+#include "kernels/cuda/attend_split.h"
 #include "kernels/cuda/cuda.h"
 
 enum {
     CUDA_TILE = 64,        /* positions of a step of the online softmax */
-    CUDA_SHORT = 128,      /* rows that attend by position: so long are the first splits, ... */
-    CUDA_SHORTS = 16,      /* ... so many of them; ... */
-    CUDA_MIDDLE = 256,     /* ... then so long ... */
-    CUDA_MIDDLES = 24,     /* ... these; ... */
-    CUDA_LONG = 1024,      /* ... and so long all others. Multiples of CUDA_TILE */
     CUDA_PLAN_SPLIT = 192, /* of planned rows: as much as a CTA has in flight at once */
     CUDA_ESTIMATES = 256,  /* estimated partitions of a split; ... */
     CUDA_CODED = 128,      /* ... with row codes, which take longer */
@@ -39,27 +35,6 @@ enum {
     CUDA_MAX_DIM = 256,
     CUDA_MAX_KV_HEADS = 128,
 };
-
-/* Of rows that attend by position: splits of a stretch of so many, and where in it a split begins. A short
- * context has many, to keep all SMs at work; a long one has few results to fold. */
-static inline __host__ __device__ uint32_t attend_split_begin(uint32_t split)
-{
-    if (split <= CUDA_SHORTS)
-        return split * CUDA_SHORT;
-    if (split <= CUDA_SHORTS + CUDA_MIDDLES)
-        return CUDA_SHORTS * CUDA_SHORT + (split - CUDA_SHORTS) * CUDA_MIDDLE;
-    return CUDA_SHORTS * CUDA_SHORT + CUDA_MIDDLES * CUDA_MIDDLE +
-           (split - CUDA_SHORTS - CUDA_MIDDLES) * CUDA_LONG;
-}
-static inline uint32_t attend_splits(uint32_t positions)
-{
-    uint32_t shorts = CUDA_SHORTS * CUDA_SHORT, middles = shorts + CUDA_MIDDLES * CUDA_MIDDLE;
-    if (positions <= shorts)
-        return (positions + CUDA_SHORT - 1) / CUDA_SHORT;
-    if (positions <= middles)
-        return CUDA_SHORTS + (positions - shorts + CUDA_MIDDLE - 1) / CUDA_MIDDLE;
-    return CUDA_SHORTS + CUDA_MIDDLES + (positions - middles + CUDA_LONG - 1) / CUDA_LONG;
-}
 
 /* Who folds the partial results of a task's splits. */
 enum attend_fold {
@@ -75,7 +50,8 @@ struct attend_task {
     uint32_t fresh; /* positions from here on are of this step; those before may be read early */
     uint32_t first_end, begin, end; /* attends [0, first_end), then [begin, end) causally */
     uint32_t n_first, n_splits;     /* splits of [0, first_end); of both */
-    uint32_t split, end_split;      /* what this CTA runs */
+    uint32_t split, end_split;      /* what this CTA runs, ... */
+    uint32_t positions;             /* ... and how many these have */
     uint32_t
         partial; /* where the task's partial results begin, in rows of padded head_dim numbers: one
                          per split, n_rows * group queries each; where one CTA folds all splits,

@@ -8,7 +8,8 @@
  *
  * A list depends on the sequences and on the classes of a layer's lanes, not on the layer: the first layer
  * of a step builds it, the others find it. Lists are as long as a bucket has it, so that the kernels over
- * them are launched alike in the next step. */
+ * them are launched alike in the next step; not longer than what runs at once, where that is what there is: a CTA more
+ * would begin when the first ends, and the merge, which may be launched once all have begun, behind it. */
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/prefill.h"
 
@@ -21,9 +22,10 @@ namespace
 enum {
     WINDOW_STEP = 64,  /* a STREAM lane's window moves by so many positions */
     CTAS_PER_SM = 2,   /* at once */
-    WAVES = 2,         /* of CTAs */
+    MANY_WAVES = 2,    /* of CTAs with MANY tasks */
     MAX_PARTIAL = 512, /* MiB of partial results; above, a MANY task is not shared by CTAs */
     MAX_LAST = 32, /* splits that the last CTA folds; more are quicker in a kernel of their own */
+    SIZES = 512,   /* of CTAs, in short splits, that are told apart */
 };
 
 /* A host array that keeps its room. */
@@ -45,6 +47,8 @@ struct tasks {
     struct attend_task *list, *items;
     struct room *list_room, *item_room, *merge_room;
     uint32_t n, n_items, n_merges, max_queries;
+    uint32_t ctas;      /* items to aim at; 0: no memory */
+    uint64_t positions; /* of all */
     size_t partials;
 };
 
@@ -63,14 +67,25 @@ struct attend_lists {
     struct built *built;
     uint32_t n_built;
     struct room built_room, few, few_items, few_merges, many, many_items, many_merges, places;
-    const struct batch_seq *placed; /* of the last append; NULL: none in this step */
-    bool marked;                    /* with to_prefill */
+    struct room ends, works, ordered; /* while a list is cut */
+    const struct batch_seq *placed;   /* of the last append; NULL: none in this step */
+    bool marked;                      /* with to_prefill */
     uint32_t n_placed_seqs, n_places;
     const struct append_place *device_places;
 };
 
 namespace
 {
+
+struct attend_stretches stretches_of(const struct attend_task *k)
+{
+    return {k->first_end, k->end - k->begin};
+}
+
+bool alike(const struct attend_task *a, const struct attend_task *b)
+{
+    return a->first_end == b->first_end && a->end - a->begin == b->end - b->begin;
+}
 
 /* Grows an array that keeps its contents; sizes double. NULL: no memory. */
 void *grow(struct room *r, size_t need)
@@ -134,8 +149,10 @@ bool add_tasks(struct plan *p, const struct batch_seq *q, uint32_t class_, const
     k.n_splits = k.n_first + attend_splits(k.end - k.begin);
     for (uint32_t h = 0; h < g->kv_heads; h++) {
         k.head = (uint16_t)h;
-        if (p->classes[h] == class_)
-            t->list[t->n++] = k;
+        if (p->classes[h] != class_)
+            continue;
+        t->list[t->n++] = k;
+        t->positions += attend_positions(stretches_of(&k));
     }
     return true;
 }
@@ -181,30 +198,21 @@ bool add_seqs(struct plan *p)
     return true;
 }
 
-/* Positions that a task attends, and those before a split of it. */
-uint32_t positions_of(const struct attend_task *k)
+/* How many CTAs the FEW tasks are to have; 0: no memory. */
+uint32_t few_ctas(const struct plan *p)
 {
-    return k->first_end + k->end - k->begin;
-}
-
-uint32_t positions_before(const struct attend_task *k, uint32_t split)
-{
-    uint32_t end = k->end - k->begin;
-    if (split < k->n_first)
-        return attend_split_begin(split);
-    uint32_t at = attend_split_begin(split - k->n_first);
-    return k->first_end + (at < end ? at : end);
-}
-
-/* Positions of a FEW task for one CTA: where all SMs can have what there is at once, in long splits at most,
- * just that; else few enough for all of them to be at work to the end. */
-size_t few_share(const struct plan *p)
-{
-    size_t all = 0, slots = (size_t)p->b->sms * CTAS_PER_SM;
-    for (uint32_t i = 0; i < p->few.n; i++)
-        all += positions_of(&p->few.list[i]);
-    size_t once = (all + slots - 1) / slots;
-    return once <= CUDA_LONG ? once : (once + WAVES - 1) / WAVES;
+    const struct tasks *t = &p->few;
+    struct attend_work *works =
+        (struct attend_work *)grow(&p->b->attend->lists->works, t->n * sizeof *works);
+    uint32_t n = 0;
+    if (works == NULL)
+        return 0;
+    for (uint32_t i = 0; i < t->n; i++) {
+        if (i == 0 || !alike(&t->list[i], &t->list[i - 1]))
+            works[n++] = {stretches_of(&t->list[i]), 0};
+        works[n - 1].n++;
+    }
+    return attend_aim(works, n, (uint32_t)p->b->sms * CTAS_PER_SM);
 }
 
 /* attend_reserve will find memory. */
@@ -216,34 +224,16 @@ bool has_room(const struct cuda_backend *b, size_t bytes)
            (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess && bytes <= free_bytes + have);
 }
 
-/* Of a MANY task: all, where there are tasks enough, or no memory for partial results. */
-size_t many_share(const struct plan *p)
+/* And the MANY: one each, where there are tasks enough, or no memory for partial results. */
+uint32_t many_ctas(const struct plan *p)
 {
-    size_t all = 0, partials = 0;
-    for (uint32_t i = 0; i < p->many.n; i++) {
-        const struct attend_task *k = &p->many.list[i];
-        all += positions_of(k);
-        partials += (size_t)k->n_splits * k->n_rows * p->group;
-    }
-    size_t items = (size_t)p->b->sms * CTAS_PER_SM * WAVES;
-    size_t each = attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
-    if (partials * each >> 20 > MAX_PARTIAL || p->many.n * 2 >= items ||
-        !has_room(p->b, cuda_bucket(partials) * each))
-        return SIZE_MAX;
-    return (all + items - 1) / items;
-}
-
-/* The end of the splits of a CTA that begins with `split`: as many as have `share` positions. */
-uint32_t end_of_share(const struct attend_task *k, uint32_t split, size_t share)
-{
-    size_t target = positions_before(k, split) + share;
-    if (target < share || target >= positions_of(k))
-        return k->n_splits;
-    uint32_t at = (uint32_t)target, end = attend_splits(at);
-    if (end >= k->n_first)
-        end = k->n_first + (at > k->first_end ? attend_splits(at - k->first_end) : 0);
-    end = end > split ? end : split + 1;
-    return end < k->n_splits ? end : k->n_splits;
+    size_t partials = 0, each = attend_padded_dim(p->a->kv->geo->head_dim) * sizeof(float);
+    for (uint32_t i = 0; i < p->many.n; i++)
+        partials += (size_t)p->many.list[i].n_splits * p->many.list[i].n_rows * p->group;
+    uint32_t ctas = (uint32_t)p->b->sms * CTAS_PER_SM * MANY_WAVES;
+    bool alone = partials * each >> 20 > MAX_PARTIAL || p->many.n * 2 >= ctas ||
+                 !has_room(p->b, cuda_bucket(partials) * each);
+    return alone ? 1 : ctas;
 }
 
 bool add_merge(struct tasks *t, const struct attend_task *k, uint32_t queries)
@@ -262,66 +252,87 @@ bool add_merge(struct tasks *t, const struct attend_task *k, uint32_t queries)
     return true;
 }
 
-/* Adds the CTAs of a task: those that have more than half a share, or the others. */
-bool add_items(struct tasks *t, const struct attend_task *task, size_t share, bool heavy)
+/* Adds the CTAs of a task, which end where `ends` says. */
+bool add_items(struct tasks *t, const struct attend_task *task, const uint32_t *ends, uint32_t n)
 {
     struct attend_task k = *task;
-    for (uint32_t split = 0; split < k.n_splits; split = k.end_split) {
-        k.split = split;
-        k.end_split = end_of_share(&k, split, share);
-        uint32_t end =
-            k.end_split < k.n_splits ? positions_before(&k, k.end_split) : positions_of(&k);
-        if ((end - positions_before(&k, split) > share / 2) != heavy)
-            continue;
-        t->items = (struct attend_task *)grow(t->item_room, (t->n_items + 1) * sizeof *t->items);
-        if (t->items == NULL)
-            return false;
+    t->items = (struct attend_task *)grow(t->item_room, (t->n_items + n) * sizeof *t->items);
+    if (t->items == NULL)
+        return false;
+    for (uint32_t i = 0; i < n; i++, k.split = k.end_split) {
+        k.end_split = ends[i];
+        k.positions =
+            attend_before(stretches_of(&k), k.end_split) - attend_before(stretches_of(&k), k.split);
         t->items[t->n_items++] = k;
     }
     return true;
 }
 
-/* How many CTAs a task has. */
-uint32_t count_items(const struct attend_task *k, size_t share)
+/* Heavy CTAs come first: others fill the gaps behind them. */
+bool heavy_first(struct attend_lists *l, struct tasks *t)
 {
-    uint32_t n = 0;
-    for (uint32_t split = 0; split < k->n_splits; n++)
-        split = end_of_share(k, split, share);
-    return n;
-}
-
-/* Cuts every task into CTAs and gives it room for its partial results. Heavy CTAs come first. */
-bool cut(struct plan *p, struct tasks *t, size_t share, bool is_few)
-{
-    for (uint32_t i = 0; i < t->n; i++) {
-        struct attend_task *k = &t->list[i];
-        uint32_t queries = (uint32_t)k->n_rows * p->group, n = count_items(k, share);
-        bool folds = (is_few ? k->n_splits : n) > 1;
-        k->partial = (uint32_t)t->partials;
-        k->n_items = (uint16_t)n;
-        if (folds)
-            k->fold = is_few && k->n_splits <= MAX_LAST ? FOLD_LAST : FOLD_MERGE;
-        if (k->n_splits > 1)
-            t->partials += folds ? (size_t)k->n_splits * queries : queries;
-        CHECK(t->partials < UINT32_MAX && n <= UINT16_MAX);
-        if (k->fold == FOLD_LAST)
-            k->counter = p->counters++;
-        if (k->fold == FOLD_MERGE && !add_merge(t, k, queries))
-            return false;
-    }
-    for (uint32_t heavy = 2; heavy-- > 0;)
-        for (uint32_t i = 0; i < t->n; i++)
-            if (!add_items(t, &t->list[i], share, heavy))
-                return false;
+    uint32_t at[SIZES + 1] = {};
+    struct attend_task *to = (struct attend_task *)grow(&l->ordered, t->n_items * sizeof *to);
+    if (to == NULL)
+        return false;
+    auto size_of = [](const struct attend_task *k) {
+        uint32_t size = k->positions / SPLIT_SHORT;
+        return size < SIZES ? SIZES - 1 - size : 0u;
+    };
+    for (uint32_t i = 0; i < t->n_items; i++)
+        at[size_of(&t->items[i]) + 1]++;
+    for (uint32_t i = 0; i < SIZES; i++)
+        at[i + 1] += at[i];
+    for (uint32_t i = 0; i < t->n_items; i++)
+        to[at[size_of(&t->items[i])]++] = t->items[i];
+    memcpy(t->items, to, t->n_items * sizeof *to);
     return true;
 }
 
-/* A list on the device, rounded up to a bucket with zeros; *n becomes the bucket. */
-const void *stage_list(struct cuda_backend *b, struct room *r, uint32_t *n, size_t size)
+/* Room for the partial results of a task that n CTAs have. */
+bool give_room(struct plan *p, struct tasks *t, struct attend_task *k, uint32_t n, bool is_few)
+{
+    uint32_t queries = (uint32_t)k->n_rows * p->group;
+    bool folds = (is_few ? k->n_splits : n) > 1;
+    CHECK(n <= UINT16_MAX);
+    k->partial = (uint32_t)t->partials;
+    k->n_items = (uint16_t)n;
+    if (folds)
+        k->fold = is_few && k->n_splits <= MAX_LAST ? FOLD_LAST : FOLD_MERGE;
+    if (k->n_splits > 1)
+        t->partials += folds ? (size_t)k->n_splits * queries : queries;
+    CHECK(t->partials < UINT32_MAX);
+    if (k->fold == FOLD_LAST)
+        k->counter = p->counters++;
+    return k->fold != FOLD_MERGE || add_merge(t, k, queries);
+}
+
+/* Cuts the tasks into CTAs, about as many as there are to be, one for each at least. */
+bool cut(struct plan *p, struct tasks *t, bool is_few)
+{
+    struct attend_lists *l = p->b->attend->lists;
+    uint32_t *ends = (uint32_t *)grow(&l->ends, t->ctas * sizeof *ends), n = 0;
+    if (ends == NULL || t->ctas == 0)
+        return false;
+    for (uint32_t i = 0; i < t->n; i++) {
+        struct attend_task *k = &t->list[i];
+        const struct attend_stretches s = stretches_of(k);
+        if (i == 0 || !alike(k, k - 1))
+            n = attend_cut(s, attend_share(s, t->ctas, t->positions), ends);
+        if (!give_room(p, t, k, n, is_few) || !add_items(t, k, ends, n))
+            return false;
+    }
+    return t->n_items == 0 || heavy_first(l, t);
+}
+
+/* A list on the device, rounded up with zeros to a bucket, or to `aim`, if that is less; *n becomes that. */
+const void *stage_list(struct cuda_backend *b, struct room *r, uint32_t *n, size_t size,
+                       uint32_t aim)
 {
     if (*n == 0)
         return NULL;
     uint32_t bucket = (uint32_t)cuda_bucket(*n);
+    bucket = *n <= aim && aim < bucket ? aim : bucket;
     uint8_t *list = (uint8_t *)grow(r, bucket * size);
     if (list == NULL)
         return NULL;
@@ -333,10 +344,10 @@ const void *stage_list(struct cuda_backend *b, struct room *r, uint32_t *n, size
 bool stage_tasks(struct plan *p, struct tasks *t, const struct attend_task **tasks,
                  const struct attend_merge **merges)
 {
-    *tasks =
-        (const struct attend_task *)stage_list(p->b, t->item_room, &t->n_items, sizeof **tasks);
-    *merges =
-        (const struct attend_merge *)stage_list(p->b, t->merge_room, &t->n_merges, sizeof **merges);
+    *tasks = (const struct attend_task *)stage_list(p->b, t->item_room, &t->n_items, sizeof **tasks,
+                                                    t->ctas);
+    *merges = (const struct attend_merge *)stage_list(p->b, t->merge_room, &t->n_merges,
+                                                      sizeof **merges, 0);
     return (t->n_items == 0 || *tasks != NULL) && (t->n_merges == 0 || *merges != NULL);
 }
 
@@ -355,8 +366,11 @@ bool build(struct cuda_backend *b, const struct attend_args *a, struct built *to
     p.many.list_room = &l->many;
     p.many.item_room = &l->many_items;
     p.many.merge_room = &l->many_merges;
-    if (!add_seqs(&p) || !cut(&p, &p.few, few_share(&p), true) ||
-        !cut(&p, &p.many, many_share(&p), false) ||
+    if (!add_seqs(&p))
+        return false;
+    p.few.ctas = few_ctas(&p);
+    p.many.ctas = many_ctas(&p);
+    if (!cut(&p, &p.few, true) || !cut(&p, &p.many, false) ||
         !stage_tasks(&p, &p.few, &list->few, &list->few_merges) ||
         !stage_tasks(&p, &p.many, &list->many, &list->many_merges))
         return false;
@@ -471,7 +485,8 @@ void attend_lists_destroy(struct attend_lists *l)
     if (l == NULL)
         return;
     struct room *all[] = {&l->built_room, &l->few,        &l->few_items,   &l->few_merges,
-                          &l->many,       &l->many_items, &l->many_merges, &l->places};
+                          &l->many,       &l->many_items, &l->many_merges, &l->places,
+                          &l->ends,       &l->works,      &l->ordered};
     for (struct room *r : all)
         free(r->p);
     mem_free(l);
