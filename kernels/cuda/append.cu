@@ -263,6 +263,7 @@ void cuda_append(struct backend *be, const struct append_args *a)
     struct append_call c;
     memset(&c, 0, sizeof c);
     c.q = cuda_prefill_accept(b, a);
+    attend_accept(b, a);
     c.places = append_places(b, a, c.q != NULL, &c.n_rows);
     if (c.places == NULL)
         return;

@@ -5,6 +5,7 @@
  * that meets code for the first time waits for it. All of a call's parameters but the addresses of its
  * buffers stay what they are from step to step, until a bucket grows. */
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/linear.h"
 #include "kernels/cuda/prefill.h"
 #include "kernels/cuda/resolve.h"
 
@@ -13,6 +14,11 @@
 
 namespace
 {
+
+enum {
+    PASSES_ROWS = 512,  /* steps with more are prompts, where a conversion is little */
+    PASSED_ROWS = 1024, /* with those that belong to nobody */
+};
 
 uint32_t ceil_of(size_t n, size_t unit)
 {
@@ -102,6 +108,14 @@ void run_many(struct cuda_backend *b, const struct attend_list *l, struct attend
         cuda_do(b, attend_run_merge, c, sizeof *c);
 }
 
+/* Whether the result of this call stays bf16. */
+bool passes(const struct cuda_backend *b, const struct attend_args *a)
+{
+    const struct cuda_attend *t = b->attend;
+    return t->passing_step == b->n_steps + 1 && t->passing_qkv == a->qkv &&
+           t->passing_layer == a->layer;
+}
+
 bool has_sparse(const struct attend_call *c)
 {
     for (uint32_t h = 0; h < c->kv_heads; h++)
@@ -142,6 +156,43 @@ bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t h
                  heads, g->head_dim, g->kv_heads, fp8 ? "fp8" : "bf16", unit, CUDA_MAX_DIM,
                  CUDA_FEW);
     return false;
+}
+
+void attend_accept(struct cuda_backend *b, const struct append_args *a)
+{
+    struct cuda_attend *t = b->attend;
+    const uint32_t cols = a->heads * a->kv->geo->head_dim;
+    struct attend_args like = {};
+    like.kv = a->kv;
+    like.layer = a->layer;
+    like.heads = a->heads;
+    uint32_t n_rows = 0;
+    t->passing_step = 0;
+    t->passed_as = NULL;
+    for (uint32_t i = 0; i < a->n_seqs; i++) {
+        const uint32_t end = a->seqs[i].first_row + a->seqs[i].n_rows;
+        n_rows = end > n_rows ? end : n_rows;
+    }
+    if (!a->to_attend || n_rows > PASSES_ROWS || !cuda_linear_is_half(n_rows, cols))
+        return;
+    for (uint32_t i = 0; i < a->n_seqs; i++)
+        if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, &like, &a->seqs[i]))
+            return; /* cuda_prefill has a way of its own */
+    if (!cuda_reserve(b, &t->half, &t->half_bytes,
+                      (size_t)PASSED_ROWS * cols * sizeof(__nv_bfloat16)))
+        return;
+    t->passing_step = b->n_steps + 1;
+    t->passing_qkv = a->qkv;
+    t->passing_layer = a->layer;
+}
+
+const __nv_bfloat16 *attend_passed(const struct cuda_backend *b, const void *out, uint32_t n_rows)
+{
+    const struct cuda_attend *t = b->attend;
+    if (t->passing_step != b->n_steps + 1 || t->passed_as != out)
+        return NULL;
+    CHECK(n_rows <= PASSED_ROWS);
+    return (const __nv_bfloat16 *)t->half;
 }
 
 void attend_fill(struct attend_call *c, const struct kv_memory *kv, uint32_t layer, uint32_t heads,
@@ -220,6 +271,10 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
     attend_fill(&c, a->kv, a->layer, a->heads, a->qkv, a->scale);
     c.out = (float *)a->out;
     c.lse = a->lse;
+    if (passes(b, a)) {
+        c.half = (__nv_bfloat16 *)b->attend->half;
+        b->attend->passed_as = a->out;
+    }
     memcpy(&next, &c, sizeof next);
     run_many(b, l, &next);
     for (uint32_t i = 0; i < a->n_seqs; i++)
@@ -263,6 +318,7 @@ void cuda_attend_close(struct cuda_backend *b)
     cudaFree(t->part_o);
     cudaFree(t->part_ml);
     cudaFree(t->arrived);
+    cudaFree(t->half);
     mem_free(t);
     b->attend = NULL;
 }

@@ -114,7 +114,9 @@ struct attend_call {
     float plain_scale;
     const float *q;
     float *out, *lse;
-    float *part_o;         /* [partial][padded head_dim] */
+    __nv_bfloat16
+        *half;     /* results go here, as bf16, where a product is all that reads them; else NULL */
+    float *part_o; /* [partial][padded head_dim] */
     float2 *part_ml;       /* [partial] greatest score, sum */
     uint32_t *arrived;     /* [counter], 0 between kernels */
     struct attend_set set; /* of attend_run_planned */
@@ -127,6 +129,13 @@ struct cuda_attend {
     struct attend_lists *lists;
     void *part_o, *part_ml, *arrived;
     size_t part_o_bytes, part_ml_bytes, arrived_bytes;
+    void *half; /* [PASSED_ROWS][heads * head_dim] bf16 */
+    size_t half_bytes;
+    /* The append whose attend leaves its result there. */
+    uint64_t passing_step; /* 1 + its step; 0: none */
+    const void *passing_qkv,
+        *passed_as; /* passed_as: out of the attend; NULL: it did not come yet */
+    uint32_t passing_layer;
 };
 
 /* ---- attend.cu ---- */
@@ -145,6 +154,11 @@ static inline size_t attend_set_entries(const struct attend_call *c, const struc
 }
 /* Whether the device can run these shapes; notes an error if not. */
 bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t heads);
+/* For append, of rows that go nowhere else: their results may stay bf16, where the product behind attention
+ * (append_args.to_attend) reads it. */
+void attend_accept(struct cuda_backend *b, const struct append_args *a);
+/* For that product: `out` of its attend as bf16, with room for n_rows; NULL: it is there as floats. */
+const __nv_bfloat16 *attend_passed(const struct cuda_backend *b, const void *out, uint32_t n_rows);
 
 /* ---- attend_list.cu: lists of a step ---- */
 

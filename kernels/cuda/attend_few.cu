@@ -108,7 +108,7 @@ __device__ void store(const struct attend_call *c, const struct attend_task *k, 
             if (!whole)
                 *(float2 *)(c->part_o + (part + query) * DP + x) = make_float2(a, b);
             else if (x < c->dim)
-                *(float2 *)(c->out + at * c->dim + x) = make_float2(finish(a, l), finish(b, l));
+                put_result(c, at, x, finish(a, l), finish(b, l));
         }
         if (warp != 0 || lane % 4 != 0)
             continue;

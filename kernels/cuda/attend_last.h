@@ -136,9 +136,9 @@ __device__ static inline void fold_query(const struct attend_call *c, const stru
         }
     }
 #pragma unroll
-    for (int x = 0; x < numbers; x++)
+    for (int x = 0; x < numbers; x += 2)
         if (lane * numbers + x < c->dim)
-            c->out[result * c->dim + lane * numbers + x] = finish(o[x], l);
+            put_result(c, result, lane * numbers + x, finish(o[x], l), finish(o[x + 1], l));
     if (lane == 0 && c->lse != NULL)
         c->lse[result] = log_sum(m, l);
 }

@@ -213,8 +213,7 @@ __device__ void end_split(const struct attend_call *c, const struct attend_task 
                 if (!(how & SPLIT_FINAL))
                     *(float2 *)(po + x) = make_float2(o[0], o[1]);
                 else if (x < c->dim)
-                    *(float2 *)(c->out + at * c->dim + x) =
-                        make_float2(finish(o[0], l), finish(o[1], l));
+                    put_result(c, at, x, finish(o[0], l), finish(o[1], l));
             }
             if (t == 0 && !(how & SPLIT_FINAL))
                 *ml = make_float2(m, l);

@@ -58,7 +58,9 @@ __global__ void __launch_bounds__(DP) merge_kernel(const __grid_constant__ struc
         }
     }
     size_t at = (size_t)(k->row + query / c.group) * c.heads + k->head * c.group + query % c.group;
-    if (threadIdx.x < c.dim)
+    if (threadIdx.x < c.dim && c.half != NULL)
+        c.half[at * c.dim + threadIdx.x] = __float2bfloat16_rn(finish(o, l));
+    else if (threadIdx.x < c.dim)
         c.out[at * c.dim + threadIdx.x] = finish(o, l);
     if (threadIdx.x == 0 && c.lse != NULL)
         c.lse[at] = log_sum(m, l);

@@ -445,6 +445,17 @@ __device__ static inline size_t result_at(const struct attend_call *c, const str
     return (size_t)(k->row + query / c->group) * c->heads + k->head * c->group + query % c->group;
 }
 
+/* Numbers x and x + 1 of a result. */
+__device__ static inline void put_result(const struct attend_call *c, size_t result, uint32_t x,
+                                         float a, float b)
+{
+    const size_t at = result * c->dim + x;
+    if (c->half != NULL)
+        *(__nv_bfloat162 *)(c->half + at) = __floats2bfloat162_rn(a, b);
+    else
+        *(float2 *)(c->out + at) = make_float2(a, b);
+}
+
 /* Positions from here on a query does not see, in a split that is of [0, first_end) or not. */
 __device__ static inline uint32_t query_limit(const struct attend_call *c,
                                               const struct attend_task *k, uint32_t query,

@@ -70,8 +70,10 @@ typedef void cuda_run(struct cuda_backend *b, const void *params);
 void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const void *params,
                 size_t bytes);
 #define cuda_do(b, run, params, bytes) cuda_queue(b, run, #run, params, bytes)
-/* What was queued last; NULL: nothing since the last flush. */
-cuda_run *cuda_last(const struct cuda_backend *b);
+/* Parameters of what was queued last, if it is `run` and has not run; NULL: it is not. Until the next is queued. */
+const void *cuda_queued(const struct cuda_backend *b, cuda_run *run);
+/* Takes that back. */
+void cuda_unqueue(struct cuda_backend *b);
 
 /* n rounded up by at most a quarter, such that few values occur: 1 2 3 4 5 6 7 8 10 12 14 16 20 ... */
 static inline size_t cuda_bucket(size_t n)

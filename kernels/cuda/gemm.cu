@@ -21,10 +21,11 @@ namespace
 enum {
     PROPOSALS = 8,
     REPEATS = 4,
-    SLOTS = 1024,               /* of the table: a power of two, of which half may be used */
-    LEAST_ROWS = 16,            /* smaller products are alike, ... */
-    MOST_ROWS = 8192,           /* ... and so are larger ones */
-    SPLIT_ROWS = 64,            /* up to here sums may be split */
+    SLOTS = 1024,     /* of the table: a power of two, of which half may be used */
+    LEAST_ROWS = 16,  /* smaller products are alike, ... */
+    MOST_ROWS = 8192, /* ... and so are larger ones */
+    SPLIT_ROWS = GEMM_SPLIT_ROWS,
+    PART_COLS = 128,            /* parts begin at multiples of 256 bytes */
     COLD_BYTES = 128 << 20,     /* written between two runs: weights come from HBM, as in a step */
     MOST_OUT_BYTES = 512 << 20, /* larger results are not tried out ahead */
 };
@@ -34,6 +35,8 @@ enum {
 struct gemm_entry {
     struct gemm_shape key; /* w_rows 0: free */
     cublasLtMatmulAlgo_t algo;
+    float ms;       /* that a run took; 0: nobody knows */
+    uint32_t parts; /* of one part: how many are best; 0: not chosen yet */
 };
 
 namespace
@@ -46,29 +49,43 @@ struct product {
     cublasLtMatrixLayoutOpaque_t w, x, out;
 };
 
+/* Parts of a product are a batch of products. */
+bool describe_parts(cublasLtMatrixLayout_t m, uint32_t parts, int64_t apart)
+{
+    const int32_t n = (int32_t)parts;
+    return parts <= 1 ||
+           (cublasLtMatrixLayoutSetAttribute(m, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof n) ==
+                CUBLAS_STATUS_SUCCESS &&
+            cublasLtMatrixLayoutSetAttribute(m, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart,
+                                             sizeof apart) == CUBLAS_STATUS_SUCCESS);
+}
+
 bool describe(struct product *p, const struct gemm_shape *s)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
     cudaDataType_t type = s->half ? CUDA_R_16BF : CUDA_R_32F;
+    const uint32_t cols = s->parts > 1 ? s->pitch / s->parts : s->pitch;
     return cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
            cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned,
                                           sizeof turned) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutInit(&p->w, CUDA_R_16BF, s->pitch, s->w_rows, s->pitch) ==
+           cublasLtMatrixLayoutInit(&p->w, CUDA_R_16BF, cols, s->w_rows, s->pitch) ==
                CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutInit(&p->x, CUDA_R_16BF, s->pitch, s->n, s->pitch) ==
+           cublasLtMatrixLayoutInit(&p->x, CUDA_R_16BF, cols, s->n, s->pitch) ==
                CUBLAS_STATUS_SUCCESS &&
            cublasLtMatrixLayoutInit(&p->out, type, s->w_rows, s->n, s->w_rows) ==
-               CUBLAS_STATUS_SUCCESS;
+               CUBLAS_STATUS_SUCCESS &&
+           describe_parts(&p->w, s->parts, cols) && describe_parts(&p->x, s->parts, cols) &&
+           describe_parts(&p->out, s->parts, (int64_t)s->n * s->w_rows);
 }
 
 bool prefer(cublasLtMatmulPreference_t pref, const struct gemm_shape *s, size_t workspace)
 {
     /* Parts of a sum that ends as bf16 are added as floats: where they were bf16 (OUTPUT_TYPE), a row of gate and
      * up was 1.2 % off. */
-    const uint32_t sums = s->n > SPLIT_ROWS ? CUBLASLT_REDUCTION_SCHEME_NONE
-                          : s->half         ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-                                            : CUBLASLT_REDUCTION_SCHEME_MASK;
+    const uint32_t sums = s->n > SPLIT_ROWS || s->parts > 1 ? CUBLASLT_REDUCTION_SCHEME_NONE
+                          : s->half                         ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+                                                            : CUBLASLT_REDUCTION_SCHEME_MASK;
     const struct {
         cublasLtMatmulPreferenceAttributes_t what;
         const void *value;
@@ -119,17 +136,19 @@ float time_proposal(struct cuda_backend *b, const struct gemm_call *c, void *col
     return best;
 }
 
-/* The number of the proposal to use. */
+/* The number of the proposal to use, and the time that it took (0: nobody knows). */
 uint32_t choose(struct cuda_backend *b, const struct gemm_call *like,
-                const cublasLtMatmulHeuristicResult_t *all, uint32_t n)
+                const cublasLtMatmulHeuristicResult_t *all, uint32_t n, float *took)
 {
     struct gemm_call c = *like;
     cudaEvent_t begin = NULL, end = NULL;
     void *out = NULL, *cold = NULL;
     size_t out_bytes = (size_t)c.shape.n * c.shape.w_rows * (c.shape.half ? 2 : 4);
-    float ms[PROPOSALS], best = 1e30f;
+    float ms[PROPOSALS] = {}, best = 1e30f;
     uint32_t which = 0;
-    if (n > 1 && cudaMalloc(&out, out_bytes) == cudaSuccess &&
+    out_bytes *= std::max(c.shape.parts, 1u);
+    *took = 0;
+    if ((n > 1 || c.shape.parts > 0) && cudaMalloc(&out, out_bytes) == cudaSuccess &&
         cudaMalloc(&cold, COLD_BYTES) == cudaSuccess && cudaEventCreate(&begin) == cudaSuccess &&
         cudaEventCreate(&end) == cudaSuccess) {
         c.out = out;
@@ -142,6 +161,7 @@ uint32_t choose(struct cuda_backend *b, const struct gemm_call *like,
         float enough = best * (c.shape.n <= SPLIT_ROWS ? 1.03f : 1.0f);
         while (which + 1 < n && ms[which] > enough)
             which++;
+        *took = ms[which];
     }
     (void)cudaGetLastError();
     if (begin != NULL)
@@ -166,7 +186,7 @@ uint32_t power_of_two(uint32_t n)
 struct gemm_entry *find_entry(struct cuda_linear *l, const struct gemm_shape *key)
 {
     uint32_t h = key->w_rows * 0x9e3779b1u ^ key->pitch * 0x85ebca6bu ^ key->n * 0xc2b2ae35u ^
-                 (key->align << 3 | key->half << 1 | key->add);
+                 (key->parts << 9 | key->align << 3 | key->half << 1 | key->add);
     uint32_t at = (h ^ h >> 15) & (SLOTS - 1);
     while (l->gemms[at].key.w_rows != 0 && memcmp(&l->gemms[at].key, key, sizeof *key) != 0)
         at = (at + 1) & (SLOTS - 1);
@@ -185,12 +205,14 @@ static struct gemm_entry *entry_for(struct cuda_linear *l, const struct gemm_sha
     key->pitch = s->pitch;
     key->n = power_of_two(s->n);
     key->align = s->align;
+    key->parts = s->parts;
     key->add = s->add;
     key->half = s->half;
     return find_entry(l, key);
 }
 
-bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c)
+/* Fills in algo and, where it was measured, tells the time; false: there is no kernel. */
+static bool find_algo(struct cuda_backend *b, struct gemm_call *c, float *ms)
 {
     struct cuda_linear *l = b->linear;
     cublasLtMatmulHeuristicResult_t all[PROPOSALS];
@@ -198,19 +220,63 @@ bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c)
     struct gemm_entry *e = entry_for(l, &c->shape, &key);
     if (e->key.w_rows != 0) {
         c->algo = e->algo;
+        *ms = e->ms;
         return true;
     }
     uint32_t n = propose(b, &c->shape, all);
     if (n == 0)
-        return cuda_ok(b, cudaErrorUnknown, "linear: cuBLASLt has no kernel");
+        return false;
     bool room = 2 * l->n_gemms < SLOTS;
-    c->algo = all[room ? choose(b, c, all, n) : 0].algo;
+    *ms = 0;
+    c->algo = all[room ? choose(b, c, all, n, ms) : 0].algo;
     if (room) {
         e->key = key;
         e->algo = c->algo;
+        e->ms = *ms;
         l->n_gemms++;
     }
     return true;
+}
+
+bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c)
+{
+    float ms;
+    return find_algo(b, c, &ms) || cuda_ok(b, cudaErrorUnknown, "linear: cuBLASLt has no kernel");
+}
+
+/* How many parts are fastest, with who adds them up: a row's CTA reads some 60 bytes a nanosecond. One part may be
+ * one that cuBLASLt splits and adds up itself. */
+static uint32_t choose_parts(struct cuda_backend *b, const struct gemm_call *like)
+{
+    const float ms_per_byte = 1e-6f / 60;
+    struct gemm_call c = *like;
+    uint32_t best = 1;
+    float least = 0, ms;
+    for (c.shape.parts = 1; c.shape.parts <= GEMM_PARTS; c.shape.parts *= 2) {
+        if (c.shape.pitch % (c.shape.parts * PART_COLS) != 0 || !find_algo(b, &c, &ms) || ms == 0)
+            continue;
+        ms += (float)c.shape.parts * (float)c.shape.w_rows * sizeof(float) * ms_per_byte;
+        if (least == 0 || ms < 0.98f * least) { /* more by than measurements differ */
+            least = ms;
+            best = c.shape.parts;
+        }
+    }
+    return best;
+}
+
+bool cuda_gemm_prepare_parts(struct cuda_backend *b, struct gemm_call *c)
+{
+    struct gemm_shape key;
+    c->shape.parts = 1;
+    if (!cuda_gemm_prepare(b, c))
+        return false;
+    struct gemm_entry *e = entry_for(b->linear, &c->shape, &key);
+    if (e->key.w_rows == 0) /* the table is full */
+        return true;
+    if (e->parts == 0)
+        e->parts = choose_parts(b, c);
+    c->shape.parts = e->parts;
+    return e->parts == 1 || cuda_gemm_prepare(b, c);
 }
 
 bool cuda_gemm_is_known(struct cuda_backend *b, const struct gemm_shape *s)
@@ -223,9 +289,13 @@ void cuda_gemm_warm(struct cuda_backend *b, const struct gemm_call *like, uint32
 {
     struct gemm_call c = *like;
     size_t row = (size_t)c.shape.w_rows * (c.shape.half ? 2 : 4);
-    for (c.shape.n = LEAST_ROWS; c.shape.n <= std::min(most, (uint32_t)MOST_ROWS); c.shape.n *= 2)
+    for (c.shape.n = LEAST_ROWS; c.shape.n <= std::min(most, (uint32_t)MOST_ROWS); c.shape.n *= 2) {
+        const bool parts = like->shape.parts > 0 && c.shape.n <= SPLIT_ROWS;
+        c.shape.parts = 0;
+        c.shape.add = like->shape.add || (like->shape.parts > 0 && !parts);
         if (c.shape.n * row <= MOST_OUT_BYTES)
-            (void)cuda_gemm_prepare(b, &c);
+            (void)(parts ? cuda_gemm_prepare_parts(b, &c) : cuda_gemm_prepare(b, &c));
+    }
 }
 
 bool cuda_gemm_run(struct cuda_backend *b, const struct gemm_call *c)

@@ -2,8 +2,13 @@
  *
  * Up to SKINNY_ROWS rows go to our own kernels (narrow.cu for large weights, else skinny.cu), where a row's bits
  * depend on nothing but the row and the weight. More rows are gathered, normalised and rounded to bf16 into scratch, then
- * multiplied with float sums (gemm.cu). Gate and up are rounded to bf16 on their way to SWIGLU; its result, where
- * a linear is all that reads it, is bf16 as well and needs no preparation there. */
+ * multiplied with float sums (gemm.cu). Gate and up are rounded to bf16 on their way to SWIGLU; its result and
+ * attention's, where a linear is all that reads them, are bf16 as well and need no preparation there.
+ *
+ * Of up to SUM_ROWS rows, where launches are what a step waits for, ADD leaves the products of parts of its inputs,
+ * and a command that adds them up. A linear that begins with RMSNorm and finds that command queued, of its own input,
+ * takes it back: its preparation adds up, normalises and rounds in one kernel. */
+#include "kernels/cuda/attend.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/prefill.h"
@@ -16,6 +21,9 @@ enum {
     SCRATCH_BYTES = 256 << 20, /* gate and up of 4096 rows of Llama-3.1-8B */
     MAX_ROWS = 32768,          /* rows are a grid's y in swiglu_kernel */
     HALF_ROWS = SKINNY_ROWS,   /* up to here there may be another way than the wide one */
+    SUM_ROWS = GEMM_SPLIT_ROWS,
+    SUM_THREADS = 512,
+    SUM_COLS = 8192, /* a thread has a row's numbers in registers, 16 at most */
     WARM_ROWS = 8192,
     WARM_BYTES = 512 << 10,     /* of a matrix; smaller ones are a test's */
     WORKSPACE_BYTES = 64 << 20, /* cuBLASLt's; 32 MiB are said to be enough for it on Hopper */
@@ -41,6 +49,7 @@ void cuda_linear_close(struct cuda_backend *b)
     cuda_upload_close(b);
     cudaFree(b->linear->x);
     cudaFree(b->linear->wide);
+    cudaFree(b->linear->parts);
     cudaFree(b->linear->workspace);
     cudaFree(b->linear->counters);
     cudaFree(b->linear->sums);
@@ -52,16 +61,16 @@ void cuda_linear_close(struct cuda_backend *b)
 }
 
 /* Sum over the block, the same in every thread; a fixed order. */
-__device__ static float block_sum(float v)
+template <int THREADS> __device__ static float block_sum(float v)
 {
-    __shared__ float sums[PREPARE_THREADS / 32];
+    __shared__ float sums[THREADS / 32];
     for (int d = 16; d > 0; d /= 2)
         v += __shfl_xor_sync(0xffffffffu, v, d);
     if (threadIdx.x % 32 == 0)
         sums[threadIdx.x / 32] = v;
     __syncthreads();
     v = 0;
-    for (int i = 0; i < PREPARE_THREADS / 32; i++)
+    for (int i = 0; i < THREADS / 32; i++)
         v += sums[i];
     return v;
 }
@@ -103,7 +112,7 @@ __global__ static void __launch_bounds__(PREPARE_THREADS)
         }
         for (uint32_t k = whole + threadIdx.x; k < cols; k += PREPARE_THREADS)
             squares += x[k] * x[k];
-        scale = rsqrtf(block_sum(squares) / (float)cols + eps);
+        scale = rsqrtf(block_sum<PREPARE_THREADS>(squares) / (float)cols + eps);
     }
     for (uint32_t k = threadIdx.x * 4; k < whole; k += PREPARE_THREADS * 4) {
         float4 v = *(const float4 *)(x + k), g = make_float4(1, 1, 1, 1);
@@ -114,6 +123,92 @@ __global__ static void __launch_bounds__(PREPARE_THREADS)
     }
     for (uint32_t k = whole + threadIdx.x; k < pitch; k += PREPARE_THREADS)
         to[k] = __float2bfloat16(k >= cols ? 0 : gain != NULL ? x[k] * scale * gain[k] : x[k]);
+}
+
+/* Of rows that a product left in parts, or that are whole (n_parts 0). */
+struct sum_args {
+    float *x;           /* [n][cols]: the parts are added here */
+    const float *parts; /* [n_parts][n][cols] */
+    const float *gain;  /* NULL: there is nothing to do but add */
+    __nv_bfloat16 *out; /* [n][pitch]: normalised */
+    uint32_t n_parts, n, cols, pitch;
+    float eps;
+};
+
+/* A block per row, FOURS groups of four numbers in a thread's registers: x += parts; then RMSNorm, rounded to bf16,
+ * zeros up to the pitch. Bound by latency: the launch, a trip to L2, a barrier; gains come before the wait. Ops: linear,
+ * ADD and the preparation of what follows it. */
+template <int FOURS>
+__global__ static void __launch_bounds__(SUM_THREADS, 1)
+    sum_kernel(const __grid_constant__ struct sum_args a)
+{
+    const uint32_t first = threadIdx.x * 4;
+    float *x = a.x + (size_t)blockIdx.x * a.cols;
+    float4 v[FOURS], gain[FOURS], part[GEMM_PARTS][FOURS];
+    auto load = [&](float4 *to, const float *from) {
+#pragma unroll
+        for (int i = 0; i < FOURS; i++)
+            if (first + i * SUM_THREADS * 4 < a.cols)
+                to[i] = __ldcg((const float4 *)(from + first + i * SUM_THREADS * 4));
+    };
+    if (a.gain != NULL)
+        load(gain, a.gain);
+    wait_for_inputs();
+    load(v, x);
+#pragma unroll
+    for (uint32_t p = 0; p < GEMM_PARTS; p++)
+        if (p < a.n_parts)
+            load(part[p], a.parts + ((size_t)p * a.n + blockIdx.x) * a.cols);
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+        const uint32_t k = first + i * SUM_THREADS * 4;
+        if (k >= a.cols)
+            continue;
+#pragma unroll
+        for (uint32_t p = 0; p < GEMM_PARTS; p++)
+            if (p < a.n_parts)
+                v[i] = make_float4(v[i].x + part[p][i].x, v[i].y + part[p][i].y,
+                                   v[i].z + part[p][i].z, v[i].w + part[p][i].w);
+        if (a.n_parts > 0)
+            *(float4 *)(x + k) = v[i];
+        squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+    }
+    if (a.gain == NULL)
+        return;
+    const float scale = rsqrtf(block_sum<SUM_THREADS>(squares) / (float)a.cols + a.eps);
+    __nv_bfloat16 *to = a.out + (size_t)blockIdx.x * a.pitch;
+#pragma unroll
+    for (int i = 0; i < FOURS; i++) {
+        const uint32_t k = first + i * SUM_THREADS * 4;
+        if (k < a.cols)
+            *(uint2 *)(to + k) =
+                make_uint2(pack_pair(v[i].x * scale * gain[i].x, v[i].y * scale * gain[i].y),
+                           pack_pair(v[i].z * scale * gain[i].z, v[i].w * scale * gain[i].w));
+    }
+    if (threadIdx.x < a.pitch - a.cols)
+        to[a.cols + threadIdx.x] = __float2bfloat16(0);
+}
+
+static void launch_sum(struct cuda_backend *b, const struct sum_args *a)
+{
+    struct cuda_launch how;
+    cuda_launch_early(b, &how, dim3(a->n), SUM_THREADS, 0);
+    (void)cuda_ok(b,
+                  cudaLaunchKernelEx(&how.config,
+                                     a->cols <= SUM_COLS / 2 ? sum_kernel<2> : sum_kernel<4>, *a),
+                  "linear: sum");
+}
+
+/* As a command: adds, and that is all. */
+static void run_sum(struct cuda_backend *b, const void *params)
+{
+    launch_sum(b, (const struct sum_args *)params);
+}
+
+static bool has_sum_kernel(uint32_t n_rows, uint32_t cols)
+{
+    return n_rows <= SUM_ROWS && cols % 4 == 0 && cols <= SUM_COLS;
 }
 
 /* out = silu(gate) * up of rows [gate | up], as float or as bf16; a thread has WIDTH columns. Bound by HBM: 4
@@ -159,7 +254,8 @@ __global__ static void __launch_bounds__(PREPARE_THREADS)
 /* The wide way as a command: rows [first, first + n) of a call, n being the product's. */
 struct wide_call {
     struct gemm_call gemm;
-    const float *in; /* NULL: gemm.x is there already */
+    struct sum_args sum; /* prepares the input; n 0: not this */
+    const float *in;     /* so does prepare_kernel; NULL: gemm.x is there already */
     const float *gain;
     const uint32_t *rows;    /* NULL: 0 and on */
     float *out;              /* of SWIGLU, or ... */
@@ -174,7 +270,9 @@ static void run_wide(struct cuda_backend *b, const void *params)
     const struct wide_call *c = (const struct wide_call *)params;
     const struct gemm_call *g = &c->gemm;
     struct cuda_launch how;
-    if (c->in != NULL) {
+    if (c->sum.n > 0) {
+        launch_sum(b, &c->sum);
+    } else if (c->in != NULL) {
         cuda_launch_early(b, &how, dim3(g->shape.n), PREPARE_THREADS, 0);
         (void)cuda_ok(b,
                       cudaLaunchKernelEx(&how.config, prepare_kernel, c->in, c->rows, c->first,
@@ -242,13 +340,80 @@ static uint32_t rows_at_a_time(const struct linear_args *a)
     return (uint32_t)(most > 1024 ? most / 1024 * 1024 : most);
 }
 
-/* Whether the numbers between two linears are bf16: only where both take the wide way. */
-static bool is_half(uint32_t n_rows, uint32_t cols)
+/* Only where both that leave and read such numbers take the wide way. */
+bool cuda_linear_is_half(uint32_t n_rows, uint32_t cols)
 {
     return n_rows > HALF_ROWS && cols % WEIGHT_PAD == 0;
 }
 
-/* half: in as bf16; NULL: it is floats, or what a linear left. */
+static bool leaves_parts(const struct linear_args *a, uint32_t n)
+{
+    return a->mode == LINEAR_ADD && a->norm_gain == NULL && has_sum_kernel(n, a->w->rows);
+}
+
+/* RMSNorm of rows in order, with the sum that the last command would make of them. */
+static void find_sum(struct cuda_backend *b, const struct linear_args *a, uint32_t at,
+                     struct wide_call *c)
+{
+    const struct weight *w = a->w;
+    const uint32_t n = c->gemm.shape.n;
+    float *x = (float *)(uintptr_t)a->in + (size_t)at * w->cols;
+    const struct sum_args *last = (const struct sum_args *)cuda_queued(b, run_sum);
+    if (last != NULL && last->x == x && last->n == n && last->cols == w->cols) {
+        memcpy(&c->sum, last, sizeof c->sum);
+        cuda_unqueue(b);
+    }
+    c->sum.x = x;
+    c->sum.gain = (const float *)a->norm_gain;
+    c->sum.out = (__nv_bfloat16 *)b->linear->x;
+    c->sum.n = n;
+    c->sum.cols = w->cols;
+    c->sum.pitch = w->pitch;
+    c->sum.eps = a->norm_eps;
+}
+
+/* Where the product's input is, or what makes it there. half: in as bf16; NULL: it is floats, or what a linear
+ * left. */
+static void find_input(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
+                       const __nv_bfloat16 *half, uint32_t at, struct wide_call *c)
+{
+    const struct weight *w = a->w;
+    c->gemm.x = (const __nv_bfloat16 *)b->linear->x;
+    if (half != NULL)
+        c->gemm.x = half + (size_t)at * w->cols;
+    else if (a->from_linear && cuda_linear_is_half(a->n_rows, w->cols))
+        c->gemm.x = (const __nv_bfloat16 *)a->in + (size_t)at * w->cols;
+    else if (a->norm_gain != NULL && rows == NULL && has_sum_kernel(c->gemm.shape.n, w->cols))
+        find_sum(b, a, at, c);
+    else
+        c->in = (const float *)a->in;
+}
+
+/* The product of rows [at, at + n) in parts, and their sum. */
+static bool queue_parts(struct cuda_backend *b, const struct linear_args *a, struct wide_call *c)
+{
+    struct cuda_linear *l = b->linear;
+    struct gemm_call *g = &c->gemm;
+    const size_t room = cuda_bucket(g->shape.n) * g->shape.w_rows * GEMM_PARTS * sizeof(float);
+    struct sum_args sum;
+    if (!cuda_reserve(b, &l->parts, &l->parts_bytes, room))
+        return false;
+    g->shape.add = false;
+    g->shape.align = 16;
+    g->out = l->parts;
+    if (!cuda_gemm_prepare_parts(b, g))
+        return false;
+    cuda_do(b, run_wide, c, sizeof *c);
+    memset(&sum, 0, sizeof sum);
+    sum.x = (float *)a->out + (size_t)c->first * g->shape.w_rows;
+    sum.parts = (const float *)l->parts;
+    sum.n_parts = g->shape.parts;
+    sum.n = g->shape.n;
+    sum.cols = g->shape.w_rows;
+    cuda_do(b, run_sum, &sum, sizeof sum);
+    return true;
+}
+
 static bool queue_piece(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows,
                         const __nv_bfloat16 *half, uint32_t at, uint32_t n)
 {
@@ -265,16 +430,9 @@ static bool queue_piece(struct cuda_backend *b, const struct linear_args *a, con
     g->shape.add = a->mode == LINEAR_ADD;
     g->shape.half = pair;
     g->w = w->values;
-    if (half != NULL) {
-        g->x = half + (size_t)at * w->cols;
-    } else if (a->from_linear && is_half(a->n_rows, w->cols)) {
-        g->x = (const __nv_bfloat16 *)a->in + (size_t)at * w->cols;
-    } else {
-        g->x = (const __nv_bfloat16 *)l->x;
-        c.in = (const float *)a->in;
-    }
+    find_input(b, a, rows, half, at, &c);
     c.out = (float *)a->out + (size_t)at * out_cols;
-    if (a->to_linear && is_half(a->n_rows, out_cols))
+    if (a->to_linear && cuda_linear_is_half(a->n_rows, out_cols))
         c.half_out = (__nv_bfloat16 *)a->out + (size_t)at * out_cols;
     g->out = pair ? l->wide : c.out;
     g->shape.align = (uintptr_t)g->out % 16 == 0 ? 16 : 4;
@@ -284,6 +442,8 @@ static bool queue_piece(struct cuda_backend *b, const struct linear_args *a, con
     c.first = at;
     c.cols = w->cols;
     c.pair = pair;
+    if (leaves_parts(a, n) && (uintptr_t)c.out % 16 == 0)
+        return queue_parts(b, a, &c);
     if (!cuda_gemm_prepare(b, g))
         return false;
     cuda_do(b, run_wide, &c, sizeof c);
@@ -302,11 +462,16 @@ void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const
                                                    (size_t)room * w->rows * sizeof(__nv_bfloat16))))
         return;
     const struct prefill_passed *p = a->from_attend ? cuda_prefill_passed(b, a->in) : NULL;
-    CHECK(p == NULL || (rows == NULL && a->norm_gain == NULL && w->pitch == w->cols));
-    if (p != NULL)
+    const __nv_bfloat16 *half = NULL;
+    if (p != NULL) {
         queue_rest(b, a, p);
+        half = p->o;
+    } else if (a->from_attend) {
+        half = attend_passed(b, a->in, a->n_rows);
+    }
+    CHECK(half == NULL || (rows == NULL && a->norm_gain == NULL && w->pitch == w->cols));
     for (uint32_t at = 0; at < a->n_rows; at += step)
-        if (!queue_piece(b, a, rows, p != NULL ? p->o : NULL, at, std::min(step, a->n_rows - at)))
+        if (!queue_piece(b, a, rows, half, at, std::min(step, a->n_rows - at)))
             return;
 }
 
@@ -322,7 +487,8 @@ static void warm_up(struct cuda_backend *b, const struct linear_args *a)
     c.shape.pitch = w->pitch;
     c.shape.n = std::min(most, 16u); /* if this is known, the others are */
     c.shape.align = 16;
-    c.shape.add = a->mode == LINEAR_ADD;
+    c.shape.parts = leaves_parts(a, c.shape.n);
+    c.shape.add = a->mode == LINEAR_ADD && c.shape.parts == 0;
     c.shape.half = a->mode == LINEAR_SWIGLU;
     if (w->bytes < WARM_BYTES || cuda_gemm_is_known(b, &c.shape))
         return;
@@ -353,6 +519,7 @@ void cuda_linear(struct backend *be, const struct linear_args *a)
         (rows = (const uint32_t *)cuda_stage(b, a->rows, a->n_rows * sizeof *rows)) == NULL)
         return;
     warm_up(b, a);
+    CHECK(!a->from_attend || a->n_rows > HALF_ROWS || attend_passed(b, a->in, a->n_rows) == NULL);
     if (cuda_narrow_takes(b, a)) {
         cuda_narrow_run(b, a, rows);
         return;

@@ -47,11 +47,12 @@ struct skinny_plan {
 /* linear.cu */
 struct cuda_linear {
     void *x, *wide; /* scratch, bf16: [rows][pitch]; [rows][gate and up] */
+    void *parts;    /* scratch: sums of a product's parts, gemm_shape.parts */
     cublasLtHandle_t lt;
     struct gemm_entry *gemms; /* gemm.cu: what was chosen */
     uint32_t n_gemms;
     void *workspace; /* cuBLAS's */
-    size_t x_bytes, wide_bytes, workspace_bytes;
+    size_t x_bytes, wide_bytes, parts_bytes, workspace_bytes;
     void *pinned[2];         /* weight.cu: UPLOAD_BYTES each, allocated at the first upload */
     cudaEvent_t uploaded[2]; /* the copy out of pinned[i] */
     /* skinny.cu: clusters of 1, 2, 4 and 8 blocks that run at once, a block per multiprocessor; 0: the
@@ -64,10 +65,15 @@ struct cuda_linear {
 };
 /* Any number of rows, through cuBLASLt. rows: a->rows on the device, or NULL where they are 0 and on. */
 void cuda_linear_wide(struct cuda_backend *b, const struct linear_args *a, const uint32_t *rows);
+/* Whether numbers that go to a linear of so many columns are better bf16. */
+bool cuda_linear_is_half(uint32_t n_rows, uint32_t cols);
 
-/* gemm.cu: out[n][w_rows] = x[n][pitch] W^T, plus out itself with add. */
+enum { GEMM_SPLIT_ROWS = 64 }; /* up to here sums may be split */
+/* gemm.cu: out[n][w_rows] = x[n][pitch] W^T, plus out itself with add. Or, for who adds them up: the products of
+ * each of so many equal parts of the columns, [parts][n][w_rows] floats. */
 struct gemm_shape {
     uint32_t w_rows, pitch, n, align; /* align: bytes of which out's address is a multiple */
+    uint32_t parts;                   /* 0: all in one, the product itself */
     bool add, half;                   /* half: out is bf16, else float */
 };
 struct gemm_call {
@@ -79,7 +85,12 @@ struct gemm_call {
 /* Fills in algo; the rest is valid, and x may hold anything. For the host part of an operation: may run
  * and wait. false after an error. */
 bool cuda_gemm_prepare(struct cuda_backend *b, struct gemm_call *c);
-/* Chooses for shapes like this one of 16 to `most` rows; x has room for those. is_known: of one. */
+/* The same for a product whose parts the caller adds up: chooses how many, GEMM_PARTS at most; out has room for
+ * those. */
+enum { GEMM_PARTS = 4 /* a power of two */ };
+bool cuda_gemm_prepare_parts(struct cuda_backend *b, struct gemm_call *c);
+/* Chooses for shapes like this one of 16 to `most` rows (with parts: up to there in parts, beyond to be added); x has
+ * room for those. is_known: of one. */
 void cuda_gemm_warm(struct cuda_backend *b, const struct gemm_call *like, uint32_t most);
 bool cuda_gemm_is_known(struct cuda_backend *b, const struct gemm_shape *s);
 /* For a command. */

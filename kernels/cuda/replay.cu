@@ -38,7 +38,8 @@ struct list {
     uint8_t *bytes;
     size_t used, have;
     uint32_t n;
-    cuda_run *last;
+    size_t last; /* where the last one begins, unless it was taken back */
+    bool has_last;
 };
 
 /* A list that ran. */
@@ -181,8 +182,9 @@ void replay_add(struct replay *r, cuda_run *run, const char *name, const void *p
     memset((uint8_t *)(h + 1) + room - (room > 0 ? PARAMS_ALIGN : 0), 0,
            room > 0 ? PARAMS_ALIGN : 0);
     memcpy(h + 1, params, bytes);
+    l->last = l->used;
+    l->has_last = true;
     l->used = need;
-    l->last = run;
     l->n++;
 }
 
@@ -358,9 +360,20 @@ bool replay_pending(const struct replay *r)
     return r->now.n > 0;
 }
 
-cuda_run *replay_last(const struct replay *r)
+const void *replay_last(const struct replay *r, cuda_run *run)
 {
-    return r->now.n > 0 ? r->now.last : NULL;
+    const struct list *l = &r->now;
+    const struct head *h = (const struct head *)(l->bytes + l->last);
+    return l->n > 0 && l->has_last && h->run == run ? h + 1 : NULL;
+}
+
+void replay_take_back(struct replay *r)
+{
+    struct list *l = &r->now;
+    CHECK(l->n > 0 && l->has_last);
+    l->used = l->last;
+    l->has_last = false;
+    l->n--;
 }
 
 void replay_counts(const struct replay *r, struct step_counts *out)

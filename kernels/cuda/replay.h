@@ -15,8 +15,9 @@ void replay_add(struct replay *r, cuda_run *run, const char *name, const void *p
                 size_t bytes);
 /* Was anything appended since the last run? */
 bool replay_pending(const struct replay *r);
-/* What was appended last since then; NULL: nothing. */
-cuda_run *replay_last(const struct replay *r);
+/* Parameters of what was appended last since then, if that is `run`; NULL: it is not, or was taken back. */
+const void *replay_last(const struct replay *r, cuda_run *run);
+void replay_take_back(struct replay *r);
 /* Runs what was appended, in order, on b->stream, and forgets it. Errors are noted with b. likely: such a list will
  * come again. */
 void replay_run(struct replay *r, struct cuda_backend *b, bool likely);

@@ -483,7 +483,7 @@ bool resolve_copies(const struct cuda_backend *b, const uint32_t *pages)
 {
     /* Without early launches attention would begin behind the copies anyway, on fewer SMs. */
     return b->overlaps && gather_leaves(b) >= (uint32_t)b->sms / 2 &&
-           pages == b->resolver->copied && cuda_last(b) == run_resolve;
+           pages == b->resolver->copied && cuda_queued(b, run_resolve) != NULL;
 }
 
 void cuda_resolve_settle(struct cuda_backend *b)

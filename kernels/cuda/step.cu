@@ -294,9 +294,14 @@ void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const v
         replay_add(b->step->replay, run, name, params, bytes);
 }
 
-cuda_run *cuda_last(const struct cuda_backend *b)
+const void *cuda_queued(const struct cuda_backend *b, cuda_run *run)
 {
-    return replay_last(b->step->replay);
+    return replay_last(b->step->replay, run);
+}
+
+void cuda_unqueue(struct cuda_backend *b)
+{
+    replay_take_back(b->step->replay);
 }
 
 /* Brings what was staged since the last time to the device. */

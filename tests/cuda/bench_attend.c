@@ -381,9 +381,10 @@ int main(int argc, char **argv)
         "plan:6:16:0",       "plan:6:16:2048",       "plan:6:8:1966:codes",  "plan:12:16:2048",
         "plan:16:16:0",      "plan:16:16:2048",      "plan:16:8:1966:codes", "plan:64:16:0",
         "plan:64:16:2048",   "plan:64:8:1966:codes", "decode:1:1000",        "decode:1:4000",
-        "decode:1:8192",     "decode:1:32768",       "decode:1:131072",      "decode:4:32768",
-        "decode:8:2048",     "decode:8:32768",       "decode:8:131072",      "prefill:2048:2048",
-        "prefill:8192:8192", "prefill:2048:32768",   "prefill:256:32768",    "prefill:64:131072",
+        "decode:1:8192",     "decode:1:9000",        "decode:1:16384",       "decode:1:32768",
+        "decode:1:131072",   "decode:4:32768",       "decode:8:2048",        "decode:8:32768",
+        "decode:8:131072",   "prefill:2048:2048",    "prefill:8192:8192",    "prefill:2048:32768",
+        "prefill:256:32768", "prefill:64:131072",
     };
     if (spind_cuda_open(&gpu, 0) != OK)
         tap_skip_all(err_text());

@@ -5,7 +5,8 @@
  * what it needs around it (gather, norm, rounding, SwiGLU), with the weights' bytes per second as a share of
  * what a copy reaches on an H200. Calls follow each other in a graph, each on a copy of the weights of its own, of
  * more than twice the L2 cache in all. Then the wide way, 32 to 8192 rows of the larger model, as a share of the
- * memory's or of a large product's speed. Usage: bench_linear [best | all: print every plan, too] */
+ * memory's or of a large product's speed. Usage: bench_linear [best | all: print every plan, too | layer: a
+ * layer's products behind each other, and that is all] */
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda_api.h"
 #include "tests/cuda/kbench.h"
@@ -196,6 +197,69 @@ static void measure(const struct shape *s, int more)
     cudaFree(out);
 }
 
+/* The products of a layer of Llama-3.1-8B behind each other, as the model has them: what lies between them counts, too.
+ * Attention's result is floats here. */
+static void measure_layer(void)
+{
+    enum { MOST = 64, LAYERS = 4, HIDDEN = 4096, FF = 14336, QKV = 6144 };
+    static const uint32_t ns[] = {1, 8, 12, 16, 32, MOST};
+    std::vector<struct weight> w[4];
+    double bytes = 0;
+    for (int i = 0; i < 4; i++) {
+        const struct shape *s = &shapes[5 + i];
+        w[i] = copies(s);
+        bytes += (double)s->rows * s->cols * 2;
+    }
+    float *x = floats((size_t)MOST * HIDDEN), *gain = floats(HIDDEN),
+          *att = floats((size_t)MOST * HIDDEN), *qkv = floats((size_t)MOST * QKV),
+          *ff = floats((size_t)MOST * FF);
+    for (uint32_t n : ns) {
+        auto run = [&](int of, int layer, const float *in, float *out, const float *norm) {
+            struct linear_args a = {};
+            a.w = &w[of][(size_t)layer];
+            a.in = in;
+            a.n_rows = n;
+            a.norm_gain = norm;
+            a.norm_eps = 1e-5f;
+            a.mode = shapes[5 + of].mode;
+            a.out = out;
+            a.to_linear = of == 2;
+            a.from_linear = of == 3;
+            cuda_linear(&b->base, &a);
+        };
+        cudaEvent_t begin, end;
+        must(cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess,
+             "events");
+        std::vector<float> ms(REPEATS);
+        for (int i = -3; i < REPEATS; i++) {
+            cudaEventRecord(begin, b->stream);
+            for (int layer = 0; layer < LAYERS; layer++) {
+                run(0, layer, x, qkv, gain);
+                run(1, layer, att, x, NULL);
+                run(2, layer, x, ff, gain);
+                run(3, layer, ff, x, NULL);
+            }
+            cuda_flush(b);
+            cudaEventRecord(end, b->stream);
+            must(cudaEventSynchronize(end) == cudaSuccess, "run");
+            cuda_step_end(b);
+            if (i >= 0)
+                cudaEventElapsedTime(&ms[(size_t)i], begin, end);
+        }
+        std::sort(ms.begin(), ms.end());
+        char name[32];
+        snprintf(name, sizeof name, "8B-layer/n%u", n);
+        kbench_bytes("linear", name, ms[REPEATS / 2] * 1e3 / LAYERS, bytes, KBENCH_HBM_GBS);
+        cudaEventDestroy(begin);
+        cudaEventDestroy(end);
+    }
+    for (auto &of : w)
+        cudaFree(of[0].values);
+    float *all[] = {x, gain, att, qkv, ff};
+    for (float *p : all)
+        cudaFree(p);
+}
+
 /* Batches and chunks: what cuBLASLt does with everything around it. */
 static void measure_wide(const struct shape *s)
 {
@@ -241,6 +305,11 @@ int main(int argc, char **argv)
     }
     b = (struct cuda_backend *)be;
     printf("%s\n", be->ops->describe(be));
+    measure_layer();
+    if (argc > 1 && strcmp(argv[1], "layer") == 0) {
+        be->ops->close(be);
+        return 0;
+    }
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         measure(&shapes[i], argc < 2 ? 0 : strcmp(argv[1], "all") == 0 ? 2 : 1);
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)

@@ -543,6 +543,58 @@ static void operations_wait_for_what_they_read(uint32_t n)
     forget(&down);
 }
 
+/* Of 9 to 64 rows a sum may wait for the RMSNorm that reads it: not if another sum comes first, nor for one of
+ * fewer rows, nor for a copy. */
+static void sums_are_there_whoever_reads_them(uint32_t n)
+{
+    enum { COLS = 576, FF = 1536 };
+    struct matrix up = gate_up(DTYPE_Q4_1, FF, COLS), down = one_part(DTYPE_Q8_0, COLS, FF);
+    float *x = random_floats((size_t)n * COLS), *gain = random_floats(COLS);
+    float *ff = random_floats((size_t)n * FF), *got = mem_alloc((size_t)n * FF * sizeof *got);
+    void *gx = to_gpu(x, (size_t)n * COLS * 4), *gff = to_gpu(ff, (size_t)n * FF * 4);
+    void *ggain = to_gpu(gain, COLS * 4), *gout = to_gpu(ff, (size_t)n * FF * 4);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct linear_args add = {
+            .w = down.on_gpu, .in = gff, .n_rows = n, .mode = LINEAR_ADD, .out = gx};
+        struct linear_args norm = {.w = up.on_gpu,
+                                   .in = gx,
+                                   .n_rows = n - i,
+                                   .norm_gain = ggain,
+                                   .norm_eps = 1e-5f,
+                                   .mode = LINEAR_SWIGLU,
+                                   .out = gout};
+        gpu->ops->linear(gpu, &add);
+        gpu->ops->linear(gpu, &add);
+        gpu->ops->linear(gpu, &norm);
+        gpu->ops->linear(gpu, &add);
+        add.w = down.on_cpu, add.in = ff, add.out = x;
+        norm.w = up.on_cpu, norm.in = x, norm.norm_gain = gain, norm.out = got;
+        cpu->ops->linear(cpu, &add);
+        cpu->ops->linear(cpu, &add);
+        cpu->ops->linear(cpu, &norm);
+        cpu->ops->linear(cpu, &add);
+        float *want = mem_alloc((size_t)n * FF * sizeof *want);
+        memcpy(want, got, (size_t)n * FF * sizeof *want);
+        from_gpu(got, gout, (size_t)n * FF * 4);
+        double e = relative(got, want, (size_t)(n - i) * FF, 0);
+        from_gpu(got, gx, (size_t)n * COLS * 4);
+        double off = relative(got, x, (size_t)n * COLS, 0);
+        ok(e < 2e-2 && off < 2e-2, "%u rows: sums are there for an RMSNorm of %u (%.2g, %.2g)", n,
+           n - i, e, off);
+        mem_free(want);
+    }
+    gpu->ops->free(gpu, gx, (size_t)n * COLS * 4);
+    gpu->ops->free(gpu, gff, (size_t)n * FF * 4);
+    gpu->ops->free(gpu, gout, (size_t)n * FF * 4);
+    gpu->ops->free(gpu, ggain, COLS * 4);
+    mem_free(x);
+    mem_free(gain);
+    mem_free(ff);
+    mem_free(got);
+    forget(&up);
+    forget(&down);
+}
+
 static void an_embedded_row_is_the_decoded_row_in_bf16(void)
 {
     enum { COLS = 512, ROWS = 50, N = 1000 };
@@ -644,7 +696,11 @@ int main(void)
     operations_wait_for_what_they_read(8);
     operations_wait_for_what_they_read(12);
     operations_wait_for_what_they_read(20);
+    operations_wait_for_what_they_read(64);
     operations_wait_for_what_they_read(150);
+    sums_are_there_whoever_reads_them(10);
+    sums_are_there_whoever_reads_them(33);
+    sums_are_there_whoever_reads_them(64);
     a_row_does_not_depend_on_how_many_come_along(960, 576, LINEAR_STORE);
     a_row_does_not_depend_on_how_many_come_along(576, 1536, LINEAR_ADD);
     a_row_does_not_depend_on_how_many_come_along(4096, 2048, LINEAR_STORE);

@@ -766,25 +766,9 @@ cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t si
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
-                                              cublasLtMatmulDescAttributes_t attr,
-                                              const void *value, size_t bytes)
-{
-    (void)d, (void)attr, (void)value, (void)bytes;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t size)
 {
     memset(p, 0, size);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
-                                                    cublasLtMatmulPreferenceAttributes_t attr,
-                                                    const void *value, size_t bytes)
-{
-    (void)p, (void)attr, (void)value, (void)bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -796,3 +780,16 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t m, size_
     memset(m, 0, size);
     return CUBLAS_STATUS_SUCCESS;
 }
+
+#define TAKES_ATTRIBUTES(name, object, attribute)                           \
+    cublasStatus_t name(object o, attribute a, const void *value, size_t n) \
+    {                                                                       \
+        (void)o, (void)a, (void)value, (void)n;                             \
+        return CUBLAS_STATUS_SUCCESS;                                       \
+    }
+TAKES_ATTRIBUTES(cublasLtMatmulDescSetAttribute, cublasLtMatmulDesc_t,
+                 cublasLtMatmulDescAttributes_t)
+TAKES_ATTRIBUTES(cublasLtMatmulPreferenceSetAttribute, cublasLtMatmulPreference_t,
+                 cublasLtMatmulPreferenceAttributes_t)
+TAKES_ATTRIBUTES(cublasLtMatrixLayoutSetAttribute, cublasLtMatrixLayout_t,
+                 cublasLtMatrixLayoutAttribute_t)

@@ -17,12 +17,14 @@
 
 struct layout {
     uint64_t rows, cols;
-    int64_t ld;
+    int64_t ld, stride; /* stride: between matrices of a batch */
     cudaDataType type;
+    int32_t batch;
 };
 static_assert(sizeof(layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "it lies in there");
 
-/* One thread a result: sums in one order. Bound by memory that is read again and again. */
+/* One thread a result, a grid's row a product of a batch: sums in one order. Bound by memory that is read again and
+ * again. */
 __global__ static void product_kernel(const __nv_bfloat16 *w, layout lw, const __nv_bfloat16 *x,
                                       layout lx, float alpha, float beta, const void *c, void *out,
                                       layout lo)
@@ -31,8 +33,9 @@ __global__ static void product_kernel(const __nv_bfloat16 *w, layout lw, const _
     const uint64_t col = i / lo.rows;
     if (col >= lo.cols)
         return;
-    const __nv_bfloat16 *a = w + row * lw.ld, *b = x + col * lx.ld;
-    const size_t at = col * lo.ld + row;
+    const __nv_bfloat16 *a = w + blockIdx.y * lw.stride + row * lw.ld;
+    const __nv_bfloat16 *b = x + blockIdx.y * lx.stride + col * lx.ld;
+    const size_t at = blockIdx.y * lo.stride + col * lo.ld + row;
     float sum = 0;
     for (uint64_t k = 0; k < lw.rows; k++)
         sum += __bfloat162float(a[k]) * __bfloat162float(b[k]);
@@ -59,7 +62,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void
     memcpy(&x, b_layout, sizeof x);
     memcpy(&out, d_layout, sizeof out);
     const uint64_t n = out.rows * out.cols;
-    product_kernel<<<(unsigned)((n + 255) / 256), 256, 0, stream>>>(
+    product_kernel<<<dim3((unsigned)((n + 255) / 256), (unsigned)out.batch), 256, 0, stream>>>(
         (const __nv_bfloat16 *)a, w, (const __nv_bfloat16 *)b, x, *(const float *)alpha,
         *(const float *)beta, c, d, out);
     return cudaGetLastError() == cudaSuccess ? CUBLAS_STATUS_SUCCESS
@@ -81,7 +84,24 @@ cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t to, size
                                                  cudaDataType type, uint64_t rows, uint64_t cols,
                                                  int64_t ld)
 {
-    const layout l = {rows, cols, ld, type};
+    const layout l = {rows, cols, ld, 0, type, 1};
+    memcpy(to, &l, sizeof l);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* The two that make a batch. */
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t to,
+                                                cublasLtMatrixLayoutAttribute_t attr,
+                                                const void *value, size_t)
+{
+    layout l;
+    memcpy(&l, to, sizeof l);
+    if (attr == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT)
+        memcpy(&l.batch, value, sizeof l.batch);
+    else if (attr == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)
+        memcpy(&l.stride, value, sizeof l.stride);
+    else
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     memcpy(to, &l, sizeof l);
     return CUBLAS_STATUS_SUCCESS;
 }
