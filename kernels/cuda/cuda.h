@@ -70,8 +70,9 @@ typedef void cuda_run(struct cuda_backend *b, const void *params);
 void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const void *params,
                 size_t bytes);
 #define cuda_do(b, run, params, bytes) cuda_queue(b, run, #run, params, bytes)
-/* Parameters of what was queued last, if it is `run` and has not run; NULL: it is not. Until the next is queued. */
-const void *cuda_queued(const struct cuda_backend *b, cuda_run *run);
+/* Parameters of what was queued last, to be read or changed until the next is queued, if it is `run` and has not run;
+ * NULL: it is not. */
+void *cuda_queued(const struct cuda_backend *b, cuda_run *run);
 /* Takes that back. */
 void cuda_unqueue(struct cuda_backend *b);
 

@@ -360,10 +360,10 @@ bool replay_pending(const struct replay *r)
     return r->now.n > 0;
 }
 
-const void *replay_last(const struct replay *r, cuda_run *run)
+void *replay_last(struct replay *r, cuda_run *run)
 {
-    const struct list *l = &r->now;
-    const struct head *h = (const struct head *)(l->bytes + l->last);
+    struct list *l = &r->now;
+    struct head *h = (struct head *)(l->bytes + l->last);
     return l->n > 0 && l->has_last && h->run == run ? h + 1 : NULL;
 }
 

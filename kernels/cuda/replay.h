@@ -16,7 +16,7 @@ void replay_add(struct replay *r, cuda_run *run, const char *name, const void *p
 /* Was anything appended since the last run? */
 bool replay_pending(const struct replay *r);
 /* Parameters of what was appended last since then, if that is `run`; NULL: it is not, or was taken back. */
-const void *replay_last(const struct replay *r, cuda_run *run);
+void *replay_last(struct replay *r, cuda_run *run);
 void replay_take_back(struct replay *r);
 /* Runs what was appended, in order, on b->stream, and forgets it. Errors are noted with b. likely: such a list will
  * come again. */

@@ -6,6 +6,7 @@
  * lies in it, and after a sum over the warps knows the rank of everything it has. A page that the lane has
  * no slot for is an error that the host finds at its next sync. */
 #include "kernels/core/resolve.h"
+#include "kernels/cuda/plan.h"
 #include "kernels/cuda/resolve.h"
 
 #include <stdio.h>
@@ -31,6 +32,7 @@ struct resolve_call {
     uint32_t *pages, *n_pages, *estimates, *n_estimates;
     const float *share;
     uint32_t light;  /* light misses may be estimated */
+    uint32_t beside; /* RESIDENT rows are done */
     uint32_t *lists; /* [rows][heads][2][page_cap]; NULL: in shared memory */
     uint32_t *old;   /* light: [rows][heads][estimate_cap] */
     struct hot_fetch *jobs;
@@ -382,6 +384,8 @@ __global__ void __launch_bounds__(THREADS)
         resolve_spilled(&c, r, lane.index, at, dynamic);
         return;
     }
+    if (c.beside)
+        return;
     uint32_t *pages = c.pages + at * c.page_cap, n = c.n_pages[at];
     const block_id *blocks = r->blocks;
     for (uint32_t i = threadIdx.x; i < n; i += THREADS)
@@ -454,6 +458,9 @@ void cuda_resolve(struct backend *be, const struct resolve_args *a)
         light |= a->rows[i].hot != NULL && a->rows[i].miss_threshold > 0;
     }
     memset(&c, 0, sizeof c);
+    c.beside = cuda_plan_resolve(b, a);
+    if (c.beside && !spilled)
+        return;
     c.rows = cuda_rows(b, g, a->rows, a->n_rows, &c.n_rows, NULL);
     c.lanes = cuda_lanes(b, g);
     if (c.rows == NULL || c.lanes == NULL)

@@ -7,6 +7,7 @@
  * Bound by latency: five to seven rounds through a CTA or a cluster. A lane's scores are read once, into
  * registers (three times, mostly from L1, where they do not fit); a lane of 128K partitions is shared by 8
  * CTAs. */
+#include "kernels/cuda/plan.h"
 #include "kernels/cuda/select.h"
 
 #include <string.h>
@@ -16,7 +17,6 @@ uint32_t cuda_select_ranks; /* for the bench, which tries others; 0: as shape_of
 namespace
 {
 
-#define LOG2E 1.44269504f
 #define MASS_ONE \
     1099511627776.0f /* 2^40: the best partition's mass, where masses are whole numbers */
 
@@ -46,9 +46,11 @@ struct lane_work {
     const struct select_call *c;
     const struct cuda_row *row;
     uint32_t lane, n, turn;
+    uint32_t budget, estimate; /* these two and top_p: the row's, read before the wait */
+    float top_p;
     bool raw;
-    uint32_t most; /* no key is greater */
-    float best;    /* greatest rank */
+    uint32_t most;       /* no key is greater */
+    float best, inverse; /* greatest rank; 1 / that, or 0 */
     const uint8_t *base;
 };
 
@@ -127,12 +129,6 @@ __device__ inline void each_score(held<K, G> *held, const struct lane_work *w,
     }
 }
 
-/* e^(x - greatest) by an exponent in base 2; none is less than -100: next to nothing is all alike. */
-__device__ inline float exponential(float x, float shift)
-{
-    return exp2_fast(fmaxf(fmaf(x, LOG2E, shift), -100.0f));
-}
-
 /* The greatest score of every head, ... */
 template <int T, int K, int G>
 __device__ void head_maxima(struct select_shared *s, const struct lane_work *w,
@@ -159,6 +155,25 @@ __device__ void head_maxima(struct select_shared *s, const struct lane_work *w,
     __syncthreads();
 }
 
+/* Adds up over a CTA in two words, the lower 20 bits and the others, of up to 2^21 numbers of 31 bits: shared memory
+ * adds words by itself, and 64 bits in a loop of compare and swap, in which warps wait for each other. */
+enum { SUM_LOW = 20 };
+
+__device__ inline void add_to_sum(unsigned long long *to, unsigned long long x)
+{
+    uint32_t low = __reduce_add_sync(~0u, (uint32_t)x & ((1u << SUM_LOW) - 1));
+    uint32_t high = __reduce_add_sync(~0u, (uint32_t)(x >> SUM_LOW));
+    if (threadIdx.x % 32 == 0) {
+        atomicAdd((uint32_t *)to, low);
+        atomicAdd((uint32_t *)to + 1, high);
+    }
+}
+
+__device__ inline unsigned long long whole_sum(unsigned long long sum, unsigned long long words)
+{
+    return sum + (words >> 32 << SUM_LOW) + (uint32_t)words;
+}
+
 /* ... then the sum of exponentials relative to it: shift and factor of its probabilities. */
 template <int T, int K, int G>
 __device__ void head_sums(struct select_shared *s, struct lane_work *w, select_keys<T, K> *keys,
@@ -175,14 +190,11 @@ __device__ void head_sums(struct select_shared *s, struct lane_work *w, select_k
             *x = exponential(*x, shift);
             sum += __float2uint_rn(*x * SUM_UNIT);
         });
-        uint32_t low = __reduce_add_sync(~0u, (uint32_t)sum & 0xffffff);
-        uint32_t high = __reduce_add_sync(~0u, (uint32_t)(sum >> 24));
-        if (threadIdx.x % 32 == 0)
-            atomicAdd(&s->sum[h], ((unsigned long long)high << 24) + low);
+        add_to_sum(&s->sum[h], sum);
     }
     all_sync(keys->ranks);
     for (uint32_t h = threadIdx.x; h < group; h += T) {
-        unsigned long long sum = sum_of_ranks(&s->sum[h], keys->ranks, keys->ranks);
+        unsigned long long sum = over_ranks(&s->sum[h], keys->ranks, keys->ranks, whole_sum);
         float z = (float)sum * (1.0f / SUM_UNIT), most = s->factor[h];
         const float *known = w->c->known;
         if (s->shift[h] ==
@@ -199,6 +211,7 @@ __device__ void head_sums(struct select_shared *s, struct lane_work *w, select_k
     }
     __syncthreads();
     float limit = 0;
+#pragma unroll 4
     for (uint32_t h = 0; h < group; h++)
         limit = w->c->reduce == REDUCE_SUM_PROB ? limit + s->limit[h] : fmaxf(limit, s->limit[h]);
     w->most = key_of(limit) + (1u << 20); /* for what is rounded up */
@@ -265,6 +278,7 @@ __device__ uint32_t count_keys(struct select_shared *s, struct lane_work *w,
         s->all_best = max_of_ranks(&s->best, keys->ranks);
     __syncthreads();
     w->best = rank_of(s->all_best);
+    w->inverse = w->best > 0 ? 1.0f / w->best : 0.0f;
     return s->all_ranked;
 }
 
@@ -311,7 +325,7 @@ __device__ uint32_t make_keys(struct select_shared *s, struct lane_work *w, sele
 __device__ inline float share_of(const struct lane_work *w, uint32_t key)
 {
     float r = rank_of(key);
-    return w->raw ? expf(r - w->best) : r * (w->best > 0 ? 1.0f / w->best : 0.0f);
+    return w->raw ? expf(r - w->best) : r * w->inverse;
 }
 
 /* Rows of partition i, and the first of them in the sequence. */
@@ -336,7 +350,7 @@ __device__ uint32_t count_of_mass(struct select_shared *s, const struct lane_wor
     uint32_t key, above;
     unsigned long long left;
     auto weight = [&](uint32_t, uint32_t k) { return __float2ull_rn(share_of(w, k) * MASS_ONE); };
-    if (!find_crossing<T, K>(s, keys, 0, w->row->top_p, weight, &key, &left, &above))
+    if (!find_crossing<T, K>(s, keys, 0, w->top_p, weight, &key, &left, &above))
         return n_ranked;
     unsigned long long one = weight(0, key);
     return above + (uint32_t)((left + one - 1) / one);
@@ -353,8 +367,8 @@ __device__ uint32_t count_of_rows(struct select_shared *s, struct lane_work *w,
         uint32_t first;
         return (unsigned long long)rows_of(w, i, &first);
     };
-    if (!find_crossing<T, K>(s, keys, (unsigned long long)w->row->budget + 1, 0, weight, &key,
-                             &left, &above))
+    if (!find_crossing<T, K>(s, keys, (unsigned long long)w->budget + 1, 0, weight, &key, &left,
+                             &above))
         return n_ranked;
     if (threadIdx.x == 0)
         s->n_above = above;
@@ -384,10 +398,10 @@ __device__ uint32_t count_selected(struct select_shared *s, struct lane_work *w,
                                    select_keys<T, K> *keys, uint32_t n_ranked)
 {
     const struct select_call *c = w->c;
-    uint32_t limit = c->part_rows > 0 ? w->row->budget / c->part_rows : w->row->budget;
+    uint32_t limit = c->part_rows > 0 ? w->budget / c->part_rows : w->budget;
     if (K == 0 && c->part_rows == 0)
         limit = min(limit, count_of_rows<T, K>(s, w, keys, n_ranked));
-    if (w->row->top_p < 1)
+    if (w->top_p < 1)
         limit = min(limit, count_of_mass<T, K>(s, w, keys, n_ranked));
     return max(1u, min(limit, n_ranked));
 }
@@ -525,6 +539,9 @@ __global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struc
     w.lane = blockIdx.x / c.ranks;
     w.row = &c.rows[w.lane / c.kv_heads];
     w.n = w.row->n_segments * c.parts;
+    w.budget = w.row->budget;
+    w.estimate = w.row->estimate;
+    w.top_p = w.row->top_p;
     w.raw = c.reduce != REDUCE_MAX_PROB && c.reduce != REDUCE_SUM_PROB;
     struct cuda_lane place = c.lanes[w.lane % c.kv_heads];
     w.base = c.records + place.index * c.record_lane_bytes;
@@ -561,7 +578,7 @@ __global__ void __launch_bounds__(T) select_kernel(const __grid_constant__ struc
     struct border borders[2] = {{0xffffffffu, 0}, {0xffffffffu, 0}};
     if (n_ranked > 0) {
         uint32_t n = count_selected<T, K>(&s, &w, &keys, n_ranked);
-        uint32_t more = scored ? min(w.row->estimate, min(c.estimate_cap, n_ranked - n)) : 0;
+        uint32_t more = scored ? min(w.estimate, min(c.estimate_cap, n_ranked - n)) : 0;
         const uint32_t k[2] = {n, more > 0 ? n + more : 0};
         find_borders<T, K>(&s, &keys, w.most, k, n_ranked, borders, &w.turn);
     }
@@ -715,6 +732,8 @@ void cuda_select(struct backend *be, const struct select_args *a)
     CHECK(a->map == MAP_PAGE || a->masks != NULL);
     CHECK(a->desc.order == ORDER_KMEANS || SEGMENT_ROWS % a->desc.parts == 0);
     CHECK(a->group <= SELECT_HEADS);
+    if (cuda_plan_select(b, a))
+        return;
     m.c.rows = cuda_rows(b, g, a->rows, a->n_rows, &rows, &segments);
     m.c.lanes = cuda_lanes(b, g);
     if (m.c.rows == NULL || m.c.lanes == NULL)
@@ -736,7 +755,7 @@ void cuda_select(struct backend *be, const struct select_args *a)
 status cuda_select_open(struct cuda_backend *b)
 {
     b->select = (struct cuda_select *)mem_alloc(sizeof *b->select);
-    return OK;
+    return cuda_plan_open(b);
 }
 
 void cuda_select_close(struct cuda_backend *b)

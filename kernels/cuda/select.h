@@ -37,6 +37,13 @@ struct cuda_choice {
 void cuda_choose(struct cuda_backend *b, const struct cuda_choice *c, uint32_t lanes);
 
 #define SUM_UNIT 2147483648.0f /* of shared sums of exponentials */
+#define LOG2E    1.44269504f
+
+/* e^(x - greatest) by an exponent in base 2; none is less than -100: next to nothing is all alike. */
+__device__ static inline float exponential(float x, float shift)
+{
+    return exp2_fast(fmaxf(fmaf(x, LOG2E, shift), -100.0f));
+}
 
 /* ---- clusters ---- */
 
@@ -52,14 +59,21 @@ __device__ static inline void all_sync(uint32_t ranks)
     __syncthreads();
 }
 
-/* The same variable of another CTA of the cluster. */
+/* The same variable of another CTA of the cluster: 4 or 8 bytes in shared memory. */
 template <typename X> __device__ static inline X of_rank(const X *p, uint32_t rank, uint32_t ranks)
 {
 #if __CUDA_ARCH__ >= 900
     if (ranks > 1) {
-        const X *at;
-        asm volatile("mapa.u64 %0,%1,%2;" : "=l"(at) : "l"(p), "r"(rank));
-        return *(const volatile X *)at;
+        uint32_t at;
+        X x;
+        asm volatile("mapa.shared::cluster.u32 %0,%1,%2;"
+                     : "=r"(at)
+                     : "r"(shared_address(p)), "r"(rank));
+        if constexpr (sizeof(X) == 8)
+            asm volatile("ld.shared::cluster.u64 %0,[%1];" : "=l"(x) : "r"(at) : "memory");
+        else
+            asm volatile("ld.shared::cluster.u32 %0,[%1];" : "=r"(x) : "r"(at) : "memory");
+        return x;
     }
 #endif
     return *p;
@@ -71,7 +85,7 @@ __device__ static inline X over_ranks(const X *p, uint32_t n, uint32_t ranks, F 
 {
     X x[SELECT_RANKS], sum = 0;
     if (ranks == 1)
-        return n > 0 ? *p : 0;
+        return n > 0 ? f(sum, *p) : 0;
 #pragma unroll
     for (uint32_t r = 0; r < SELECT_RANKS; r++)
         x[r] = r < n ? of_rank(p, r, ranks) : 0;

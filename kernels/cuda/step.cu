@@ -10,6 +10,7 @@
  *
  * Block tables and lists of records are found again by their host address: append, attend, score and
  * select of all layers read one copy. */
+#include "kernels/cuda/plan.h"
 #include "kernels/cuda/replay.h"
 
 #include <stdlib.h>
@@ -294,7 +295,7 @@ void cuda_queue(struct cuda_backend *b, cuda_run *run, const char *name, const v
         replay_add(b->step->replay, run, name, params, bytes);
 }
 
-const void *cuda_queued(const struct cuda_backend *b, cuda_run *run)
+void *cuda_queued(const struct cuda_backend *b, cuda_run *run)
 {
     return replay_last(b->step->replay, run);
 }

@@ -19,7 +19,7 @@ enum { KV_HEADS = 8, GROUP = 4, DIM = 128, REPEATS = 9, MAX_LAYERS = 24 };
 extern "C" const struct cuda_api spind_cuda_api;
 
 static struct cuda_backend *b;
-extern uint32_t cuda_score_depth, cuda_select_ranks;
+extern uint32_t cuda_score_depth, cuda_select_ranks, cuda_plan_shape;
 
 static void must(bool good, const char *what)
 {
@@ -54,6 +54,16 @@ __global__ static void fill_scores(float *p, size_t n, float size)
         h = (h ^ h >> 15) * 0x2c1b3c6du;
         p[i] = size * (float)(int)(h ^ h >> 13) * 0x1p-31f;
     }
+}
+
+/* Base and step of vectors, such that logits differ by about 2. */
+__global__ static void fill_vectors(uint8_t *records, size_t lane_bytes, size_t vectors)
+{
+    float *base = (float *)(records + blockIdx.x * lane_bytes + vectors);
+    uint32_t h = (blockIdx.x * DIM + threadIdx.x) * 0x9e3779b1u;
+    h = (h ^ h >> 15) * 0x2c1b3c6du;
+    base[threadIdx.x] = (float)(int)(h ^ h >> 13) * 0x1p-31f;
+    base[DIM + threadIdx.x] = 0.02f;
 }
 
 static void *device(size_t bytes)
@@ -157,6 +167,9 @@ static void open_world(struct world *w, uint32_t rows, const struct digest_desc 
     w->kv.record_bytes = w->geo->n_lanes[LANE_SPARSE] * l.bytes;
     w->kv.records = device(layer * w->layers);
     fill_words<<<1024, 256>>>((uint32_t *)w->kv.records, layer * w->layers / 4);
+    if (l.kinds > 0)
+        fill_vectors<<<(uint32_t)(layer / l.bytes * w->layers), DIM>>>((uint8_t *)w->kv.records,
+                                                                       l.bytes, l.vectors);
     w->qkv = (float *)device(x->n * width * sizeof(float));
     fill_scores<<<64, 256>>>(w->qkv, x->n * width, 2);
     w->stride = w->segments * d->parts;
@@ -265,6 +278,113 @@ static void bench_select(void)
             }
 }
 
+/* ---- score, select and resolve as a layer has them ---- */
+
+__global__ static void wait_kernel(void)
+{
+}
+
+/* What is in front of them: a product, which overlaps with nothing, and an append, which does. */
+static void run_front(struct cuda_backend *, const void *)
+{
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t how = {};
+    how.gridDim = how.blockDim = dim3(1);
+    how.stream = b->stream;
+    cudaLaunchKernelEx(&how, wait_kernel);
+    how.attrs = &early;
+    how.numAttrs = 1;
+    cudaLaunchKernelEx(&how, wait_kernel);
+}
+
+static double time_chain(struct world *w, struct select_args *s, uint32_t n_rows, bool chain)
+{
+    struct score_args a;
+    struct resolve_args r;
+    memset(&a, 0, sizeof a);
+    memset(&r, 0, sizeof r);
+    a.kv = r.kv = &w->kv;
+    a.kind = SCORE_MASS;
+    a.desc = r.desc = s->desc;
+    a.heads = GROUP * KV_HEADS;
+    a.rows = r.rows = w->rows.data();
+    a.n_rows = r.n_rows = n_rows;
+    a.scale = 0.088f;
+    a.qkv = w->qkv;
+    a.scores = w->scores;
+    a.stride = w->stride;
+    r.page_cap = s->page_cap;
+    r.estimate_cap = s->estimate_cap;
+    r.pages = s->pages;
+    r.share = s->share;
+    r.n_pages = s->n_pages;
+    r.estimates = s->estimates;
+    r.n_estimates = s->n_estimates;
+    return time_calls(w->layers * 4, [&](uint32_t layer) {
+        uint64_t nothing = 0;
+        a.layer = s->layer = r.layer = layer % w->layers;
+        cuda_do(b, run_front, &nothing, sizeof nothing);
+        if (!chain)
+            return;
+        b->base.ops->score(&b->base, &a);
+        b->base.ops->select(&b->base, s);
+        b->base.ops->resolve(&b->base, &r);
+    });
+}
+
+/* With nothing estimated, then a quarter; for each value of cuda_plan_shape that is named. */
+static void bench_plan(int argc, char **argv)
+{
+    static const struct batch of[] = {
+        {"1x130K", 1, 130048}, {"6x130K", 6, 130048},   {"12x64K", 12, 65536}, {"64x8K", 64, 8192},
+        {"1x1M", 1, 1 << 20},  {"12x130K", 12, 130048}, {"1x32K", 1, 32768}};
+    for (size_t k = 0; k < ARRAY_LEN(of) * 2; k++) {
+        const struct batch *batch = &of[k / 2];
+        struct world w;
+        char name[64];
+        open_world(&w, digests[0].rows, &digests[0].d, batch);
+        size_t lanes = (size_t)batch->n * KV_HEADS;
+        struct select_args a;
+        memset(&a, 0, sizeof a);
+        a.kv = &w.kv;
+        a.desc = digests[0].d;
+        a.map = MAP_PAGE;
+        a.reduce = REDUCE_MAX_PROB;
+        a.group = GROUP;
+        a.rows = w.rows.data();
+        a.n_rows = batch->n;
+        a.scores = w.scores;
+        a.stride = w.stride;
+        for (uint32_t i = 0; i < batch->n; i++)
+            w.rows[i].estimate = k % 2 * w.stride / 4;
+        a.page_cap = w.rows[0].budget / w.geo->block_rows + 4;
+        a.estimate_cap = w.stride / 4;
+        a.pages = (uint32_t *)device(lanes * a.page_cap * 4);
+        a.share = (float *)device(lanes * a.page_cap * 4);
+        a.estimates = (uint32_t *)device(lanes * a.estimate_cap * 4);
+        a.n_pages = (uint32_t *)device(lanes * 4);
+        a.n_estimates = (uint32_t *)device(lanes * 4);
+        double front = time_chain(&w, &a, batch->n, false);
+        printf("# front %.2f us\n", front);
+        for (int i = 0; i < argc; i++) {
+            cuda_plan_shape = (uint32_t)atoi(argv[i]);
+            double us = time_chain(&w, &a, batch->n, true) - front;
+            snprintf(name, sizeof name, "%s%s/%u", batch->name, k % 2 ? "-est" : "",
+                     cuda_plan_shape);
+            size_t pieces = (size_t)batch->n * w.segments * KV_HEADS;
+            kbench_bytes("plan", name, us, (double)(pieces * read_bytes(&a.desc)), KBENCH_HBM_GBS);
+        }
+        cudaFree(a.pages);
+        cudaFree(a.share);
+        cudaFree(a.estimates);
+        cudaFree(a.n_pages);
+        cudaFree(a.n_estimates);
+        close_world(&w);
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct cuda_options o = {};
@@ -275,6 +395,12 @@ int main(int argc, char **argv)
     }
     b = (struct cuda_backend *)be;
     printf("%s\n", be->ops->describe(be));
+    if (argc > 1 && strcmp(argv[1], "plan") == 0) {
+        char preset[] = "0", *presets[] = {preset};
+        bench_plan(argc > 2 ? argc - 2 : 1, argc > 2 ? argv + 2 : presets);
+        be->ops->close(be);
+        return 0;
+    }
     if (argc > 1)
         cuda_score_depth = (uint32_t)atoi(argv[1]);
     if (argc > 2)
