@@ -5,6 +5,7 @@
  *
  * The engine thread owns all of it. Another thread may have opened it: CUDA's current device belongs
  * to a thread and is 0 unless set, so every entry that may be a thread's first sets it. */
+#include "kernels/cuda/layers.h"
 #include "kernels/cuda/prefill.h"
 #include "kernels/cuda_api.h"
 
@@ -204,6 +205,7 @@ static status cuda_sync(struct backend *be)
     struct cuda_backend *b = (struct cuda_backend *)be;
     use_device(b);
     cuda_step_end(b);
+    cuda_layers_settle(b);
     cuda_resolve_settle(b);
     cuda_hot_settle(b, b->n_steps);
     while (cuda_sample_settle(b, b->n_steps, b->error == OK))
@@ -219,6 +221,7 @@ static status cuda_wait(struct backend *be)
     if (!cuda_step_wait(b, &ended)) /* somebody has waited for everything */
         return take_error(b);
     cuda_hot_settle(b, ended);
+    cuda_layers_settle(b);
     cuda_resolve_settle(b);
     while (cuda_sample_settle(b, ended, b->error == OK))
         ;

@@ -4,6 +4,7 @@
 #include "kernels/cuda/linear.h"
 
 #include <algorithm>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -257,6 +258,7 @@ bool cuda_layers(struct backend *be, const struct layers_args *a)
     c->embedding = a->embedding->values;
     c->drawn = cuda_drawn(b, &c->drawn_stride);
     c->out = (float *)a->out;
+    c->lost = b->layers->lost_device;
     c->lanes = cuda_lanes(b, a->kv->geo);
     c->layers = stage_layers(b, a);
     c->rows = stage_rows(b, a);
@@ -266,6 +268,21 @@ bool cuda_layers(struct backend *be, const struct layers_args *a)
     l.shared = shared_bytes(a);
     cuda_do(b, run_layers, &l, sizeof l);
     return true;
+}
+
+void cuda_layers_settle(struct cuda_backend *b)
+{
+    volatile uint32_t *lost = b->layers->lost;
+    if (lost == NULL || *lost == 0)
+        return;
+    *lost = 0;
+    if (b->error == OK) {
+        b->error = ERR_DEVICE;
+        snprintf(
+            b->text, sizeof b->text,
+            "cuda: layers: multiprocessors waited for each other in vain: SPIND_CUDA_NO_LAYERS=1 "
+            "does without the kernel");
+    }
 }
 
 status cuda_layers_open(struct cuda_backend *b)
@@ -286,6 +303,11 @@ status cuda_layers_open(struct cuda_backend *b)
                     cudaFuncSetAttribute(kernel_of(i % 2 ? 128 : 64, i / 2 + 1),
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, MAX_SHARED),
                     "layers");
+    good = good &&
+           cuda_ok(b, cudaHostAlloc((void **)&l->lost, 64, cudaHostAllocMapped), "layers") &&
+           cuda_ok(b, cudaHostGetDevicePointer((void **)&l->lost_device, l->lost, 0), "layers");
+    if (good)
+        *l->lost = 0;
     if (!good || !cuda_ok(b, cudaMalloc((void **)&l->turn, sizeof *l->turn), "layers") ||
         !cuda_ok(b, cudaMemsetAsync(l->turn, 0, sizeof *l->turn, b->stream), "layers"))
         return err(b->error, "%s", b->text);
@@ -298,6 +320,7 @@ void cuda_layers_close(struct cuda_backend *b)
         return;
     cudaFree(b->layers->mail);
     cudaFree(b->layers->turn);
+    cudaFreeHost(b->layers->lost);
     mem_free(b->layers);
     b->layers = NULL;
 }

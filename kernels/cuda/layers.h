@@ -62,6 +62,7 @@ struct layers_call {
     struct layers_phase phases[LAYERS_PHASES];
     uint64_t *mail; /* [n_layers][at.words] */
     uint32_t *turn; /* launches so far */
+    uint32_t *lost; /* the host's: set where mail did not come */
     float *out;     /* [n_rows][hidden] */
 };
 
@@ -69,8 +70,12 @@ struct cuda_layers {
     void *mail;
     size_t mail_bytes;
     uint32_t *turn;
-    const char *told; /* why the last refusal */
-    uint32_t n_turns; /* what *turn will be behind all that is queued, at most */
+    uint32_t *lost, *lost_device; /* pinned; as the device knows it */
+    const char *told;             /* why the last refusal */
+    uint32_t n_turns;             /* what *turn will be behind all that is queued, at most */
 };
+
+/* Makes mail that did not come an error: for wait and sync, once the stream is done. */
+void cuda_layers_settle(struct cuda_backend *b);
 
 #endif

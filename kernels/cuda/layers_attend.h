@@ -26,18 +26,17 @@ __device__ __forceinline__ struct cut cut_of(const struct layers_call &c, uint32
 
 /* Of n splits, at most N: their sum by mass. */
 template <int ROWS, int N>
-__device__ __forceinline__ void weigh(const uint4 v[2 * N], const uint64_t *mass, uint32_t n,
-                                      uint32_t turn, float a[4])
+__device__ __forceinline__ void weigh(const struct layers_call &c, const uint4 v[2 * N],
+                                      const uint64_t *mass, uint32_t n, uint32_t turn, float a[4])
 {
     enum { GROUP = 16 };
     const uint32_t lane = threadIdx.x % GROUP;
     uint2 lse;
     uint32_t polls = 0;
-    do {
+    do
         lse = ask<ROWS>(mass + (lane < n ? lane : 0));
-        if (lse.y != turn)
-            poll_again<ROWS>(&polls);
-    } while (lse.y != turn);
+    while (asks_again(lse.y != turn, &polls));
+    must_be_there(c, lse.y != turn);
     __syncwarp();
     float w = __uint_as_float(lse.x), top = w, sum;
 #pragma unroll
@@ -63,8 +62,9 @@ __device__ __forceinline__ void weigh(const uint4 v[2 * N], const uint64_t *mass
 /* Four numbers of a row's attention, merged over n <= N splits. mail: of the first split; mass: of all; 16 lanes are
  * within a head. */
 template <int ROWS, int N>
-__device__ __forceinline__ void merge(const uint64_t *mail, const uint64_t *mass, uint32_t n,
-                                      uint32_t width, uint32_t turn, float a[4])
+__device__ __forceinline__ void merge(const struct layers_call &c, const uint64_t *mail,
+                                      const uint64_t *mass, uint32_t n, uint32_t width,
+                                      uint32_t turn, float a[4])
 {
     const uint64_t *from[2 * N];
     uint4 v[2 * N];
@@ -73,11 +73,11 @@ __device__ __forceinline__ void merge(const uint64_t *mail, const uint64_t *mass
         from[2 * s] = mail + (s < n ? s : 0) * width;
         from[2 * s + 1] = from[2 * s] + 2;
     }
-    take_twos<ROWS, 2 * N>(from, turn, v);
+    take_twos<ROWS, 2 * N>(c, from, turn, v);
     a[0] = __uint_as_float(v[0].x), a[1] = __uint_as_float(v[0].z);
     a[2] = __uint_as_float(v[1].x), a[3] = __uint_as_float(v[1].z);
     if constexpr (N > 1)
-        weigh<ROWS, N>(v, mass, n, turn, a);
+        weigh<ROWS, N>(c, v, mass, n, turn, a);
 }
 
 /* Results of attention, a thread has four numbers at a time. */
@@ -102,11 +102,11 @@ __device__ __forceinline__ void stage_attention(const struct layers_call &c,
                        *masses = mass + (row * c.heads + k / DIM) * c.splits;
         float a[4];
         if (n == 1)
-            merge<ROWS, 1>(from, masses, n, width, turn, a);
+            merge<ROWS, 1>(c, from, masses, n, width, turn, a);
         else if (n <= LAYERS_SPLITS / 2)
-            merge<ROWS, LAYERS_SPLITS / 2>(from, masses, n, width, turn, a);
+            merge<ROWS, LAYERS_SPLITS / 2>(c, from, masses, n, width, turn, a);
         else
-            merge<ROWS, LAYERS_SPLITS>(from, masses, n, width, turn, a);
+            merge<ROWS, LAYERS_SPLITS>(c, from, masses, n, width, turn, a);
         if (is)
             *(uint2 *)(x + row * staged_stride(c.att_steps) + k) =
                 make_uint2(pack(a[0], a[1]), pack(a[2], a[3]));
@@ -263,7 +263,8 @@ __device__ __forceinline__ void take_head(const struct layers_call &c, const str
                (size_t)((is_v << c.page_shift) + (k.pos & in_page)) * DIM;
     }
     bool late;
-    for (uint32_t polls = 0;; poll_again<ROWS>(&polls)) {
+    uint32_t polls = 0;
+    do {
         uint2 v[2 * PAIRS];
 #pragma unroll
         for (int i = 0; i < 2 * PAIRS; i++)
@@ -275,9 +276,8 @@ __device__ __forceinline__ void take_head(const struct layers_call &c, const str
             b_bits[i] = v[PAIRS + i].x;
             late |= (v[i].y ^ turn) | (v[PAIRS + i].y ^ turn);
         }
-        if (!late)
-            break;
-    }
+    } while (asks_again(late, &polls));
+    must_be_there(c, late);
     const float *bias = w.bias == NULL ? NULL : w.bias + head * DIM;
     const float *gain = is_v ? NULL : is_k ? w.k_norm : w.q_norm;
 #pragma unroll

@@ -15,7 +15,7 @@ enum {
     STEP = 32,            /* inputs of a step: a lane's 16 bytes, four lanes to a row */
     ROUND = 3,            /* steps whose weights are loaded together */
     BATCH = 2,            /* units between two barriers */
-    MOST_POLLS = 1 << 24, /* of a word: ten seconds of trips to L2 */
+    MOST_POLLS = 1 << 20, /* of a word: half a second of trips to L2 */
 };
 
 struct shared {
@@ -34,9 +34,9 @@ struct shared {
 
 /* ---- mail ----
  *
- * A word is one access of 64 bits, and polls are counted: that a word never comes would be a fault of ours, and a
- * failed step is better than a device that hangs. But for one row, where counting costs 7 % of a step behind 64 tokens
- * and 12 % behind 2,000, and 64 bits 2 % and nothing (H200; why is not known): pairs of 32 bits, which the machine
+ * Polls are counted: that a word never comes would be a fault of ours, and a step that fails (cuda_layers_settle) is
+ * better than a device that hangs. A word is one access of 64 bits; but for one row, which that costs 2 % (H200; why is not
+ * known), pairs of 32 bits, which the machine
  * moves as one all the same (NCCL's LL relies on that, too). That all CTAs run at the same time is the launch's
  * promise. */
 
@@ -104,18 +104,27 @@ template <int ROWS> __device__ __forceinline__ uint4 ask_two(const uint64_t *fro
     }
 }
 
-/* A poll was too early. */
-template <int ROWS> __device__ __forceinline__ void poll_again(uint32_t *polls)
+/* Whether to ask again. */
+__device__ __forceinline__ bool asks_again(bool late, uint32_t *polls)
 {
-    if (ROWS > 1 && ++*polls == MOST_POLLS)
-        __trap();
+    return late && ++*polls != MOST_POLLS;
+}
+
+/* Behind the loop, and no trap: to the compiler code goes on behind one, so a trap in the loop was a second way out of it,
+ * and lanes of a warp joined far behind it. What is computed from here on is nobody's. */
+__device__ __forceinline__ void must_be_there(const struct layers_call &c, bool late)
+{
+    if (late)
+        *(volatile uint32_t *)c.lost = 1;
 }
 
 template <int ROWS, int N>
-__device__ __forceinline__ void take_twos(const uint64_t *const from[N], uint32_t turn, uint4 v[N])
+__device__ __forceinline__ void take_twos(const struct layers_call &c,
+                                          const uint64_t *const from[N], uint32_t turn, uint4 v[N])
 {
     bool late;
-    for (uint32_t polls = 0;; poll_again<ROWS>(&polls)) {
+    uint32_t polls = 0;
+    do {
 #pragma unroll
         for (int i = 0; i < N; i++)
             v[i] = ask_two<ROWS>(from[i]);
@@ -123,9 +132,8 @@ __device__ __forceinline__ void take_twos(const uint64_t *const from[N], uint32_
 #pragma unroll
         for (int i = 0; i < N; i++)
             late |= (v[i].y ^ turn) | (v[i].w ^ turn);
-        if (!late)
-            break;
-    }
+    } while (asks_again(late, &polls));
+    must_be_there(c, late);
 }
 
 /* ---- weights ---- */
@@ -373,7 +381,7 @@ __device__ __forceinline__ void stage_stream(const struct layers_call &c, const 
             g[i] = k + i * SKIP < c.hidden ? *(const float2 *)(gain + k + i * SKIP)
                                            : make_float2(0, 0);
         if (mail != NULL) {
-            take_twos<ROWS, N>(from, turn, v);
+            take_twos<ROWS, N>(c, from, turn, v);
         } else {
 #pragma unroll
             for (uint32_t j = 0; j < N; j++) {
@@ -439,7 +447,7 @@ __device__ __forceinline__ void stage_ff(const struct layers_call &c, const uint
             const uint32_t row = min(j % ROWS, c.n_rows - 1), at = k + j / ROWS * SKIP;
             from[j] = mail + (row * c.ff + (at < c.ff ? at : 0)) / 2;
         }
-        take_twos<ROWS, N>(from, turn, v);
+        take_twos<ROWS, N>(c, from, turn, v);
 #pragma unroll
         for (uint32_t j = 0; j < N; j++) {
             const uint32_t at = k + j / ROWS * SKIP;
