@@ -213,8 +213,8 @@ const struct shape shapes[] = {
         plan_kernel<w, p, d>, w, p, d \
     }
     SHAPE(8, 1, 1), SHAPE(8, 2, 1), SHAPE(8, 4, 1), SHAPE(8, 1, 0), SHAPE(8, 2, 0),
-    SHAPE(8, 4, 0), SHAPE(8, 8, 0), SHAPE(4, 1, 1), SHAPE(4, 2, 2), SHAPE(4, 2, 1), SHAPE(4, 4, 1),
-    SHAPE(4, 1, 0), SHAPE(4, 2, 0), SHAPE(4, 4, 0), SHAPE(4, 8, 0),
+    SHAPE(8, 4, 0), SHAPE(8, 8, 0), SHAPE(4, 1, 1), SHAPE(4, 2, 2), SHAPE(4, 2, 1),
+    SHAPE(4, 4, 1), SHAPE(4, 1, 0), SHAPE(4, 2, 0), SHAPE(4, 4, 0), SHAPE(4, 8, 0),
 #undef SHAPE
 };
 
