@@ -11,6 +11,7 @@ enum {
     PRICE_ROUNDS = 64, /* halvings of the logarithm of the price: beyond a float's precision */
     STEP_SHARE = 8, /* changes of less than now / 8 are not made, and of more only so much a call */
     STEP_MIN = 16,
+    FREE_SHARE = 64, /* of what is nobody's, less than now / 64 is left where it is */
 };
 
 /* ---- curves ---- */
@@ -33,37 +34,46 @@ static void make_hull(struct miss_curve *c)
     c->n = n;
 }
 
+static uint64_t touches_of(const uint32_t distance[HOT_AGES])
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < HOT_AGES; i++)
+        n += distance[i];
+    return n;
+}
+
+/* The last bucket holds all that is longer: what a window of HOT_AGES - 1 misses is not known. */
+enum { WINDOWS = HOT_AGES - 1 };
+
 void miss_curve_make(struct miss_curve *c, const uint32_t distance[HOT_AGES],
                      double touches_per_epoch)
 {
-    double total = 0, size = 0;
+    double total = (double)touches_of(distance), later = total - distance[0], held = 0;
     c->n = 0;
-    for (uint32_t i = 0; i < HOT_AGES; i++)
-        total += distance[i];
     if (total <= 0 || touches_per_epoch <= 0)
         return;
+    const double pages = touches_per_epoch / total, share = 1 / total;
     c->size[0] = 0;
     c->miss[0] = 1;
     c->n = 1;
-    double later = total - distance[0];
-    /* The last bucket holds all that is longer: what a window of HOT_AGES - 1 misses is not known. */
-    for (uint32_t window = 1; window < HOT_AGES - 1 && later > 0; window++) {
-        size += touches_per_epoch * later / total;
+    for (uint32_t window = 1; window < WINDOWS && later > 0; window++) {
+        held += later;
         later -= distance[window];
-        c->size[c->n] = (float)size;
-        c->miss[c->n] = (float)(later / total);
+        c->size[c->n] = (float)(pages * held);
+        c->miss[c->n] = (float)(share * later);
         if (c->size[c->n] > c->size[c->n - 1])
             c->n++;
     }
     make_hull(c);
 }
 
-static double touches_of(const struct hot_lane_stats *lane)
+/* Pages that the longest window holds: each touch is held for as many windows as its distance is long. */
+static double largest_size(const uint32_t distance[HOT_AGES], double epochs)
 {
-    double n = 0;
+    uint64_t held = 0;
     for (uint32_t i = 0; i < HOT_AGES; i++)
-        n += lane->distance[i];
-    return n;
+        held += (uint64_t)distance[i] * (i < WINDOWS - 1 ? i : WINDOWS - 1);
+    return (double)held / epochs;
 }
 
 /* Adds `weight` times a curve to misses at ascending sizes. */
@@ -85,28 +95,26 @@ void miss_curve_lanes(struct miss_curve *c, const struct hot_lane_stats *lanes, 
                       double epochs)
 {
     struct miss_curve lane;
-    double touches = 0;
-    float largest = 0;
+    uint64_t touches = 0;
+    double largest = 0;
     c->n = 0;
     for (uint32_t i = 0; i < n_lanes; i++) {
-        touches += touches_of(&lanes[i]);
-        miss_curve_make(&lane, lanes[i].distance, touches_of(&lanes[i]) / epochs);
-        if (lane.n > 0 && lane.size[lane.n - 1] > largest)
-            largest = lane.size[lane.n - 1];
+        touches += touches_of(lanes[i].distance);
+        largest = fmax(largest, largest_size(lanes[i].distance, epochs));
     }
-    if (touches <= 0 || largest <= 0)
+    if (touches == 0 || largest <= 0)
         return;
     c->n = CURVE_POINTS;
     for (uint32_t i = 0; i < c->n; i++) { /* closer where curves are steep */
         float t = (float)i / (CURVE_POINTS - 1);
-        c->size[i] = largest * t * t;
+        c->size[i] = (float)largest * t * t;
         c->miss[i] = 0;
     }
     for (uint32_t i = 0; i < n_lanes; i++) {
-        double n = touches_of(&lanes[i]);
+        double n = (double)touches_of(lanes[i].distance);
         miss_curve_make(&lane, lanes[i].distance, n / epochs);
         if (lane.n > 0)
-            add_curve(c, &lane, (float)(n / touches));
+            add_curve(c, &lane, (float)(n / (double)touches));
     }
     make_hull(c);
 }
@@ -245,7 +253,7 @@ static void fit(struct budget_claim *claims, uint32_t n, uint64_t total)
 /* What is still missing to the target, where it is worth a change. */
 static uint32_t wants(const struct budget_claim *c)
 {
-    bool worth = (uint64_t)(c->target > c->now ? c->target - c->now : 0) * STEP_SHARE >= c->now;
+    bool worth = (uint64_t)(c->target > c->now ? c->target - c->now : 0) * FREE_SHARE >= c->now;
     return worth && c->target > c->granted ? c->target - c->granted : 0;
 }
 

@@ -46,8 +46,8 @@ struct budget_claim {
 
 /* Shares total_blocks by marginal benefit (bytes saved per block) over the hulls, at least min each.
  * Blocks that would save nothing stay unused. Hysteresis: a change of less than 1/8 is not made; a
- * change is at most max(now / 8, 16) per call, unless the total demands more, or blocks of which
- * n_free are nobody's: those cost nobody anything and are given at once. The sum of what is granted
+ * change is at most max(now / 8, 16) per call, unless the total demands more. n_free blocks of the total
+ * are nobody's: those cost nobody anything and are given at once, from 1/64 on. The sum of what is granted
  * never exceeds the total. Repeated calls settle. ERR_FULL: the minima do not fit, and nothing is
  * granted. */
 status budget_share(struct budget_claim *claims, uint32_t n, uint32_t total_blocks,

@@ -16,7 +16,8 @@
 enum {
     CHUNK_BYTES = 128 * 1024, /* small leaves share an allocation of about this size */
     CHUNK_LEAVES = 32,        /* at most: a mask has so many bits */
-    SLOT_UNIT = 16,           /* budgets change by steps of this: arrays hold a multiple */
+    SLOT_UNIT = 16,           /* arrays hold a multiple, ... */
+    SLOT_SPARE = 4,           /* ... and more by a quarter: sets grow by little, again and again */
 };
 
 /* ---- leaf pool ---- */
@@ -158,7 +159,9 @@ struct hot_home {
     uint32_t page_capacity;
     uint32_t max_pages, n_pages; /* n_pages: covered */
     double epochs;               /* that distances were counted in, decayed as they are */
-    uint32_t n_decays;
+    uint32_t n_looks, n_learnt;
+    uint32_t looked_for; /* n_asked of what the last look asked for */
+    struct miss_curve curve;
     void *slots; /* slot_page, slot_blocks, slot_epoch, slot_flags */
     size_t slots_bytes;
     /* Statistics as they were read last. */
@@ -257,11 +260,16 @@ static status move_slots(struct hot_set *h, struct backend *be, uint32_t max_slo
     return OK;
 }
 
+static uint32_t capacity_for(uint32_t n_slots)
+{
+    return (uint32_t)round_up(n_slots + n_slots / SLOT_SPARE + 1, SLOT_UNIT);
+}
+
 static status grow_slots(struct hot_set *h, struct backend *be, uint32_t n_slots)
 {
     CHECK(n_slots <= HOT_MAX_SLOTS);
     if (n_slots > h->max_slots)
-        TRY(move_slots(h, be, (uint32_t)round_up(n_slots, SLOT_UNIT)));
+        TRY(move_slots(h, be, capacity_for(n_slots)));
     run(h, (struct hot_args){.kind = HOT_CLEAR, .begin = h->n_slots, .end = n_slots});
     h->n_slots = n_slots;
     return OK;
@@ -271,7 +279,7 @@ static void shrink_slots(struct hot_set *h, struct backend *be, uint32_t n_slots
 {
     run(h, (struct hot_args){.kind = HOT_FORGET, .begin = n_slots, .end = h->n_slots});
     h->n_slots = n_slots;
-    uint32_t want = (uint32_t)round_up(n_slots + (n_slots == 0), SLOT_UNIT);
+    uint32_t want = capacity_for(n_slots);
     if (want <= h->max_slots / 2)
         (void)move_slots(h, be, want); /* without memory the larger arrays serve as well */
 }
@@ -457,21 +465,38 @@ uint64_t hot_set_light_misses(const struct hot_set *h)
     return home_of(h)->read.light_misses;
 }
 
-void hot_set_curve(const struct hot_set *h, struct miss_curve *out)
-{
-    struct hot_home *home = home_of(h);
-    ask(home);
-    take(home);
-    out->n = 0;
-    if (home->n_taken > 0)
-        miss_curve_lanes(out, home->lanes, h->n_lanes, home->read_epochs);
-}
-
-void hot_set_decay(struct hot_set *h)
+void hot_set_look(struct hot_set *h)
 {
     struct hot_home *home = home_of(h); /* halves go up and down in turn: no bucket fades */
-    run(h, (struct hot_args){.kind = HOT_DECAY, .begin = home->n_decays++});
+    ask(home);
+    home->looked_for = home->n_asked;
+    run(h, (struct hot_args){.kind = HOT_DECAY, .begin = home->n_looks++});
     home->epochs /= 2;
+}
+
+bool hot_set_learn(struct hot_set *h)
+{
+    struct hot_home *home = home_of(h);
+    bool on_the_way = home->n_asked == home->looked_for && home->n_asked != home->n_arrived;
+    if (home->n_learnt == home->n_looks || on_the_way)
+        return false;
+    home->n_learnt = home->n_looks;
+    take(home);
+    miss_curve_lanes(&home->curve, home->lanes, h->n_lanes, home->read_epochs);
+    return true;
+}
+
+const struct miss_curve *hot_set_curve(const struct hot_set *h)
+{
+    return &home_of(h)->curve;
+}
+
+void hot_set_pace(struct hot_set *h, uint32_t epoch_steps)
+{
+    CHECK(epoch_steps > 0);
+    h->epoch_steps = epoch_steps;
+    if (h->step >= epoch_steps)
+        h->step = epoch_steps - 1; /* this step is its last one */
 }
 
 /* ---- audit ---- */

@@ -60,10 +60,18 @@ void hot_set_collect(struct hot_set *h, struct hot_counts *counts);
 /* Since it was opened, by all lanes. */
 uint64_t hot_set_light_misses(const struct hot_set *h);
 
-/* The miss-ratio curve of what was touched since it was opened, recent epochs counting more: each call
- * of hot_set_decay halves what came before. Without touches n = 0. */
-void hot_set_curve(const struct hot_set *h, struct miss_curve *out);
-void hot_set_decay(struct hot_set *h);
+/* The miss-ratio curve of what was touched since it was opened, recent epochs counting more. In three strokes, so
+ * that no step has all of the work, and none waits for the device:
+ *   look   asks for what was touched until now; and halves that, as each look does
+ *   learn  makes the curve of it: 1 us a lane. false: there is nothing new, or it is still on the way
+ *   curve  lends what was made last. Without touches n = 0 */
+void hot_set_look(struct hot_set *h);
+bool hot_set_learn(struct hot_set *h);
+const struct miss_curve *hot_set_curve(const struct hot_set *h);
+
+/* Epochs of so many steps from now on. Ages are HOT_AGES epochs at most: with short ones pages that were used last
+ * 70 and 700 steps ago leave in the order of their slots, and no curve tells them apart. */
+void hot_set_pace(struct hot_set *h, uint32_t epoch_steps);
 
 /* A copy whose arrays are host memory, to look at; waits for the device. mem_free gives it back. */
 struct hot_set *hot_set_snapshot(const struct hot_set *h);

@@ -4,6 +4,7 @@
  * only the mailbox and the constant engine_info. */
 #include "engine/engine_internal.h"
 #include "engine/layer_major.h"
+#include "engine/residence.h"
 #include "kernels/log.h"
 
 #include <math.h>
@@ -258,6 +259,7 @@ static void settle_step(struct engine *e)
     const struct flight *f = &e->step.flights[e->step.first];
     uint32_t rows = f->n_rows, decodes = f->n_decodes;
     (void)step_ahead(&e->step);
+    residence_learn(&e->sched);
     status st = step_settle(&e->step);
     if (st == OK)
         e->n_failed = 0;

@@ -274,11 +274,10 @@ static double fetch_bytes(const struct sched *s, const struct sequence *q, doubl
 
 static double predicted_fetch(const struct sched *s, const struct sequence *q)
 {
-    struct miss_curve c;
     if (q->kv.residence != KV_SPILLED)
         return 0;
-    hot_set_curve(q->kv.hot, &c);
-    double miss = c.n > 0 ? (double)miss_curve_at(&c, (float)q->kv.n_slots) : UNKNOWN_MISS;
+    const struct miss_curve *c = hot_set_curve(q->kv.hot);
+    double miss = c->n > 0 ? (double)miss_curve_at(c, (float)q->kv.n_slots) : UNKNOWN_MISS;
     return fetch_bytes(s, q, miss);
 }
 
@@ -413,7 +412,15 @@ static void restore_one(struct sched *s)
     (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
 }
 
-/* Claims of the spilled sequences, in the order of `running`. */
+/* As many as it holds selections: the larger it is, the longer ago was who leaves used last, and ages are few. */
+static uint32_t epoch_steps(const struct sched *s, const struct sequence *q)
+{
+    uint32_t named = max_u32(1, attention_min_slots(q->in, kv_geometry(s->kv), q->n_computed));
+    return max_u32(1, min_u32(q->kv.n_slots / named, RESIDENCE_MAX_EPOCH));
+}
+
+/* Claims of the spilled sequences, in the order of `running`, by curves of the last look; which have this one's when
+ * budgets are looked at next. */
 static uint32_t make_claims(struct sched *s, uint64_t *minima, uint64_t *now)
 {
     uint32_t n = 0;
@@ -422,13 +429,12 @@ static uint32_t make_claims(struct sched *s, uint64_t *minima, uint64_t *now)
         struct sequence *q = s->running[i];
         if (q->kv.residence != KV_SPILLED)
             continue;
-        struct miss_curve *curve = &s->curves[n];
-        hot_set_curve(q->kv.hot, curve);
-        hot_set_decay(q->kv.hot);
+        hot_set_look(q->kv.hot);
+        hot_set_pace(q->kv.hot, epoch_steps(s, q));
         uint32_t min = min_u32(residence_min_slots(s, q, q->n_computed), q->kv.n_slots);
         uint32_t max = max_u32(min_u32(sealed_blocks(s, q), HOT_MAX_SLOTS), min);
         s->claims[n++] =
-            (struct budget_claim){.curve = curve,
+            (struct budget_claim){.curve = hot_set_curve(q->kv.hot),
                                   .min = min,
                                   .preset = min_u32(max_u32(preset_slots(s, q), min), max),
                                   .max = max,
@@ -475,6 +481,14 @@ static void share_budgets(struct sched *s)
         return; /* the minima do not fit: shrinking is done where blocks are asked for */
     apply_claims(s, true);
     apply_claims(s, false);
+}
+
+void residence_learn(struct sched *s)
+{
+    uint32_t most = 1 + s->n_running / RESIDENCE_EVERY;
+    for (uint32_t i = 0; i < s->n_running && most > 0; i++)
+        if (s->running[i]->kv.residence == KV_SPILLED)
+            most -= hot_set_learn(s->running[i]->kv.hot);
 }
 
 void residence_balance(struct sched *s)

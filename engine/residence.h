@@ -32,6 +32,7 @@ enum {
     RESIDENCE_CALM = 64,      /* steps without a spill before anybody is restored */
     RESIDENCE_MARGIN = 8,     /* a restore leaves 1/MARGIN of HBM available */
     RESIDENCE_HORIZON = 4096, /* steps that a restore is reckoned to serve at most */
+    RESIDENCE_MAX_EPOCH = 4,  /* steps of a hot set's epoch (locality.md) */
 };
 
 /* HBM blocks that a sequence will still take beside those it has, for `rows` positions in all, as it
@@ -58,5 +59,7 @@ status residence_ensure_slots(struct sched *s, struct sequence *q, uint32_t n_ro
 void residence_widen(struct sched *s, struct sequence *q);
 /* Before every step: looks after budgets and restores when it is time. */
 void residence_balance(struct sched *s);
+/* While a step runs: learns what that look saw, of few hot sets at a time. */
+void residence_learn(struct sched *s);
 
 #endif

@@ -23,7 +23,6 @@ void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t m
     s->plan = mem_alloc(max_seqs * sizeof *s->plan);
     s->buckets = mem_alloc(s->n_buckets * sizeof *s->buckets);
     s->claims = mem_alloc(max_seqs * sizeof *s->claims);
-    s->curves = mem_alloc(max_seqs * sizeof *s->curves);
 }
 
 static void drop(struct sched *s, struct sequence *q)
@@ -42,7 +41,6 @@ void sched_fini(struct sched *s)
     mem_free(s->plan);
     mem_free(s->buckets);
     mem_free(s->claims);
-    mem_free(s->curves);
 }
 
 /* ---- the id table ---- */

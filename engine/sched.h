@@ -69,7 +69,6 @@ struct sched {
     bool loose;      /* the backend's */
     double fetch_us, step_us;    /* per byte of a page; a step's, lately. The owner measures */
     struct budget_claim *claims; /* [max_seqs] scratch */
-    struct miss_curve *curves;   /* [max_seqs] */
 };
 
 void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t max_seqs,

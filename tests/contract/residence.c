@@ -23,20 +23,6 @@ static void growing_progress(struct backend *self, const void *p, struct host_pr
     *out = dram_progress;
 }
 
-/* As submit, of one that attends by plan. */
-static struct sequence *submit_sparse(struct world *w, uint32_t n_prompt, uint32_t max_tokens,
-                                      uint32_t family, const char *plugin, float budget)
-{
-    uint32_t i;
-    CHECK(sparse_find(plugin, &i) == OK);
-    const struct sparse_choice c = sparse_choice_make(i, budget);
-    struct sequence *q = submit(w, n_prompt, max_tokens, family, 0);
-    q->sparse = c;
-    q->in = attention_instance(w->at, &c);
-    CHECK(q->in != NULL);
-    return q;
-}
-
 static void audit(const struct world *w)
 {
     struct kv_seq *open[64];

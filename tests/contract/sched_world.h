@@ -7,6 +7,7 @@
 #ifndef TESTS_CONTRACT_SCHED_WORLD_H
 #define TESTS_CONTRACT_SCHED_WORLD_H
 
+#include "engine/residence.h"
 #include "engine/sched.h"
 #include "kernels/core/hot_run.h"
 #include "tests/tap.h"
@@ -174,6 +175,21 @@ static struct sequence *submit(struct world *w, uint32_t n_prompt, uint32_t max_
     return q;
 }
 
+/* As submit, of one that attends by plan. */
+static inline struct sequence *submit_sparse(struct world *w, uint32_t n_prompt,
+                                             uint32_t max_tokens, uint32_t family,
+                                             const char *plugin, float budget)
+{
+    uint32_t i;
+    CHECK(sparse_find(plugin, &i) == OK);
+    const struct sparse_choice c = sparse_choice_make(i, budget);
+    struct sequence *q = submit(w, n_prompt, max_tokens, family, 0);
+    q->sparse = c;
+    q->in = attention_instance(w->at, &c);
+    CHECK(q->in != NULL);
+    return q;
+}
+
 static uint32_t next_token(const struct sequence *q)
 {
     uint32_t h = 2166136261u;
@@ -283,6 +299,7 @@ static bool step(struct world *w)
     if (!sched_plan(s, 1, on_admitted, on_refused, w))
         return false;
     w->steps++;
+    residence_learn(s);
     check_plan(w);
     for (uint32_t i = 0; i < s->n_plan; i++) {
         struct sequence *q = s->plan[i];
@@ -306,7 +323,7 @@ static bool step(struct world *w)
     return true;
 }
 
-static bool all_blocks_home(const struct world *w)
+static inline bool all_blocks_home(const struct world *w)
 {
     struct kv_counts c;
     kv_counts(w->kv, &c);
@@ -314,7 +331,7 @@ static bool all_blocks_home(const struct world *w)
            c.free[1] + c.cached[1] == c.total[1];
 }
 
-static void cancel_any(struct world *w)
+static inline void cancel_any(struct world *w)
 {
     struct sequence *q = sched_find(&w->s, 1 + rnd((uint32_t)w->next_id + 1));
     if (q == NULL)

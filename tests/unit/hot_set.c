@@ -354,14 +354,19 @@ static void misuse_is_seen(void)
     close_pair();
 }
 
+static struct miss_curve learn(void)
+{
+    hot_set_look(pair.h);
+    CHECK(hot_set_learn(pair.h));
+    return *hot_set_curve(pair.h);
+}
+
 static void a_hot_set_knows_its_curve(void)
 {
-    struct miss_curve c, later;
     struct hot_counts n = {0};
     uint32_t pages[PICK];
     open_pair(100, 600);
-    hot_set_curve(pair.h, &c);
-    ok(c.n == 0, "nothing touched: no curve");
+    ok(hot_set_curve(pair.h)->n == 0 && learn().n == 0, "nothing touched: no curve");
     for (uint32_t step = 0; step < 600; step++) {
         for (uint32_t lane = 0; lane < LANES; lane++)
             (void)touch_both(lane, pages, pick(pages, 20));
@@ -371,22 +376,114 @@ static void a_hot_set_knows_its_curve(void)
             n = (struct hot_counts){0};
         }
     }
-    hot_set_curve(pair.h, &c);
     hot_set_collect(pair.h, &n);
+    const struct miss_curve c = learn();
     double missed = (double)n.misses / (double)(n.hits + n.misses);
     double said = (double)miss_curve_at(&c, 100);
     ok(said > missed - 0.02 && said < missed + 0.02, "its curve says %.3f at its size, seen %.3f",
        said, missed);
-    for (uint32_t i = 0; i < 3; i++)
-        hot_set_decay(pair.h);
-    hot_set_curve(pair.h, &later);
+    hot_set_look(pair.h);
+    hot_set_look(pair.h);
+    const struct miss_curve later = learn();
     bool same = later.n > 2;
     for (uint32_t slots = 10; slots < 300; slots += 10) {
         float d = miss_curve_at(&later, (float)slots) - miss_curve_at(&c, (float)slots);
         same &= d < 0.01f && d > -0.01f;
     }
-    ok(same, "decay forgets how much, not what");
+    ok(same, "looks forget how much, not what");
     close_pair();
+}
+
+/* A backend whose statistics come later, as a device's do. */
+static struct hot_args on_the_way;
+
+static void late_hot(struct backend *be, const struct hot_args *a)
+{
+    if (a->kind == HOT_READ) {
+        on_the_way = *a;
+        memcpy(a->to, a->sets[0]->stats, a->sets[0]->n_lanes * sizeof *a->to);
+    } else {
+        rig_hot(be, a);
+    }
+}
+
+static void a_curve_waits_for_nobody(void)
+{
+    static const struct backend_ops late_ops = {
+        .alloc = rig_alloc, .free = rig_free, .copy = rig_copy, .hot = late_hot};
+    struct backend late = {&late_ops};
+    struct hot_counts n = {0};
+    struct leaf_pool *pool;
+    struct hot_set *h;
+    uint32_t pages[] = {1, 2, 3, 4}, slots[4];
+    struct hot_fetch f[4];
+    static const uint32_t blocks[64];
+    CHECK(leaf_pool_create(&pool, &late, 1, 1 << 20) == OK &&
+          hot_set_open(&h, &late, pool, 1, 64) == OK && hot_set_resize(h, &late, blocks, 8) == OK &&
+          hot_set_cover(h, pool, blocks, 64) == OK);
+    for (uint32_t step = 0; step < 8; step++) {
+        (void)hot_touch(h, 0, pages, 4, slots, f);
+        hot_set_step(h);
+    }
+    ok(!hot_set_learn(h), "who was not looked at has nothing to learn");
+    hot_set_look(h);
+    ok(!hot_set_learn(h) && hot_set_curve(h)->n == 0, "nor what is still on the way");
+    ++*on_the_way.arrived;
+    ok(hot_set_learn(h) && hot_set_curve(h)->n > 1, "what has arrived is a curve");
+    ok(!hot_set_learn(h), "which is made once");
+    hot_set_collect(h, &n); /* asks, too: what a look then wants is on the way already */
+    hot_set_look(h);
+    ok(!hot_set_learn(h), "a look while something is on the way waits for that");
+    ++*on_the_way.arrived;
+    hot_set_collect(h, &n);
+    ok(hot_set_learn(h) && n.hits == 28 && n.misses == 4,
+       "and learns although somebody asks again");
+    ++*on_the_way.arrived;
+    hot_set_close(h, &late, pool);
+    leaf_pool_destroy(pool);
+}
+
+/* Slots and fetches are the model's whatever an epoch is, and however often that changes. */
+static void epochs_change_their_pace(void)
+{
+    open_pair(100, 1400);
+    bool same = true;
+    for (uint32_t i = 0; i < 200 && same; i++) {
+        hot_set_pace(pair.h, 1 + below(5));
+        same &= run_steps(1 + below(30), 32, 1);
+    }
+    ok(same && same_counts(), "200 changes of the pace: as the model");
+    close_pair();
+}
+
+static uint32_t n_allocs;
+
+static void *counting_alloc(struct backend *be, size_t bytes)
+{
+    n_allocs++;
+    return rig_alloc(be, bytes);
+}
+
+/* Memory of a device takes it a fraction of a millisecond, and to free it waits for what runs. */
+static void to_grow_by_little_takes_no_memory(void)
+{
+    static const struct backend_ops ops = {
+        .alloc = counting_alloc, .free = rig_free, .copy = rig_copy, .hot = rig_hot};
+    struct backend counting = {&ops};
+    static const uint32_t blocks[1200];
+    struct leaf_pool *pool;
+    struct hot_set *h;
+    CHECK(leaf_pool_create(&pool, &counting, 1, 1 << 20) == OK &&
+          hot_set_open(&h, &counting, pool, 1, 64) == OK &&
+          hot_set_resize(h, &counting, blocks, 800) == OK);
+    n_allocs = 0;
+    for (uint32_t n = 800; n <= 1000; n += 20)
+        CHECK(hot_set_resize(h, &counting, blocks, n) == OK);
+    is_int(n_allocs, 0, "a hot set grows by a quarter without memory");
+    CHECK(hot_set_resize(h, &counting, blocks, 1100) == OK);
+    is_int(n_allocs, 1, "and then takes some once");
+    hot_set_close(h, &counting, pool);
+    leaf_pool_destroy(pool);
 }
 
 /* A page that was fetched once and not used again leaves before one that was used twice as long ago
@@ -500,6 +597,9 @@ int main(void)
     misuse_is_seen();
     a_one_off_leaves_first();
     a_hot_set_knows_its_curve();
+    a_curve_waits_for_nobody();
+    epochs_change_their_pace();
+    to_grow_by_little_takes_no_memory();
     the_pool_gives_memory_back();
     without_memory_nothing_changes();
     tables_are_small();

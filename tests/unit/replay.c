@@ -206,6 +206,37 @@ static void bucketed_is_close_to_exact(void)
            1u << w, 100 * worst[w]);
 }
 
+/* Pages last used more than HOT_AGES epochs ago look alike, and a large hot set is full of them. */
+static void large_hot_sets_want_long_epochs(void)
+{
+    static const struct trace_shape s = {4096, 20, 1024, 1.0, 0.7, 0.8, 0.97, 0.3, 5};
+    struct replay_lane l = rig_trace(&s);
+    uint32_t seen[HOT_AGES] = {0};
+    struct miss_curve curve;
+    double above = 0, off = 0, steps = 1, wide = 0;
+    (void)run(&l, REPLAY_BUCKETED, 5 * s.n_pick, 4, seen);
+    miss_curve_make(&curve, seen, 4.0 * s.n_pick);
+    for (uint32_t m = 4; m <= 10; m++) {
+        double lru = miss_ratio(run(&l, REPLAY_LRU, m * s.n_pick, 1, NULL));
+        double one = miss_ratio(run(&l, REPLAY_BUCKETED, m * s.n_pick, 1, NULL));
+        double four = miss_ratio(run(&l, REPLAY_BUCKETED, m * s.n_pick, 4, NULL));
+        double said = (double)miss_curve_at(&curve, (float)(m * s.n_pick));
+        printf("# %ux: LRU %.2f, epochs of one step %.2f, of four %.2f, whose curve says %.2f\n", m,
+               100 * lru, 100 * one, 100 * four, 100 * said);
+        above = four - lru > above ? four - lru : above;
+        off = fabs(said - four) > off ? fabs(said - four) : off;
+        if (m >= 8) {
+            steps = one - lru < steps ? one - lru : steps;
+            wide = lru > wide ? lru : wide;
+        }
+    }
+    ok(above < 0.0005, "with epochs of four steps: at most %.2f points above exact LRU up to 10x",
+       100 * above);
+    ok(steps > wide / 10, "where epochs of one step miss a tenth more: %.2f points", 100 * steps);
+    ok(off < 0.005, "their curve, seen at 5x, is at most %.2f points off", 100 * off);
+    rig_trace_free(&l);
+}
+
 /* Eight unlike lanes of the default model reading a novel at 7,232 positions, wave, 5 %: 192 steps that
  * eval_run_record recorded. Four of them are the most restless of all. */
 static void so_it_is_on_a_recorded_trace(void)
@@ -258,6 +289,7 @@ int main(void)
     replays_are_what_they_say();
     the_traces_are_like_real_ones();
     bucketed_is_close_to_exact();
+    large_hot_sets_want_long_epochs();
     so_it_is_on_a_recorded_trace();
     return tap_done();
 }
