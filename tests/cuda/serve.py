@@ -31,11 +31,11 @@ def ok(good, name, *notes):
 
 
 class Server:
-    def __init__(self, *args):
+    def __init__(self, *args, model=None, env=None):
         self.log, self.port, self.ready = "", None, threading.Event()
         self.began = time.monotonic()
-        self.process = subprocess.Popen([sys.argv[1], "serve", sys.argv[2], "--port", "0", *args],
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([sys.argv[1], "serve", model or sys.argv[2], "--port", "0", *args],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
         self.ready.wait(60)

@@ -222,7 +222,7 @@ def runs(s):
         "streams-256": stream(10, s.pick(256, 8), 2),
         "poisson": Run("client", 185, ["bench", "serve", "--workload", "vllm-poisson", *own_ids, *few_requests], eight),
         "sessions": Run("client", 110, ["bench", "serve", "--workload", "vllm-sessions", *own_ids, *few_users], eight),
-        "one-1m-prompt": Run("long_prompt", 530, [s.pick(1000000, 2500), s.ids or s.pick("1000,120000", "1000,49000")], wide),
+        "one-1m-prompt": Run("long_prompt", 500, [s.pick(1000000, 2500), s.ids or s.pick("1000,120000", "1000,49000")], wide),
     }
 
 

@@ -222,7 +222,7 @@ def patience_of(run):
 
 # ---- a prompt of a million tokens ----
 
-CANCEL_AT = 0.25  # of the prompt: reading half of a million takes two minutes, a quarter 35 s
+CANCEL_AT = 0.1  # of the prompt: reading half of a million takes two minutes, a tenth 8 s
 PROGRESS = re.compile(r"layer by layer|Avg prompt throughput")
 
 
