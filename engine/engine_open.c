@@ -426,7 +426,8 @@ static status size_steps(struct engine *e)
 }
 
 /* Append, attend and seal must take a geometry of one layer beside the cache's. The CPU's do; the mock's pages know
- * which layer they are of; on a GPU nobody has seen it, so there it must be asked for. SPIND_LAYER_MAJOR=0: nowhere. */
+ * which layer they are of; on a GPU nobody has compared its answers (tests/cuda/layers.py), so there it must be asked
+ * for. SPIND_LAYER_MAJOR=0: nowhere. */
 static bool reads_by_layers(const struct backend_ops *ops)
 {
     const char *asked = getenv("SPIND_LAYER_MAJOR");
