@@ -116,6 +116,16 @@ bool passes(const struct cuda_backend *b, const struct attend_args *a)
            t->passing_layer == a->layer;
 }
 
+/* Whether cuDNN has rows of this call, whose results are floats. It may not have had them a moment ago: plans are
+ * made by a thread. */
+bool has_prefill(struct cuda_backend *b, const struct attend_args *a)
+{
+    for (uint32_t i = 0; i < a->n_seqs; i++)
+        if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, a, &a->seqs[i]))
+            return true;
+    return false;
+}
+
 bool has_sparse(const struct attend_call *c)
 {
     for (uint32_t h = 0; h < c->kv_heads; h++)
@@ -166,6 +176,8 @@ void attend_accept(struct cuda_backend *b, const struct append_args *a)
     like.kv = a->kv;
     like.layer = a->layer;
     like.heads = a->heads;
+    like.seqs = a->seqs;
+    like.n_seqs = a->n_seqs;
     uint32_t n_rows = 0;
     t->passing_step = 0;
     t->passed_as = NULL;
@@ -173,11 +185,9 @@ void attend_accept(struct cuda_backend *b, const struct append_args *a)
         const uint32_t end = a->seqs[i].first_row + a->seqs[i].n_rows;
         n_rows = end > n_rows ? end : n_rows;
     }
-    if (!a->to_attend || n_rows > PASSES_ROWS || !cuda_linear_is_half(n_rows, cols))
+    if (!a->to_attend || n_rows > PASSES_ROWS || !cuda_linear_is_half(n_rows, cols) ||
+        has_prefill(b, &like)) /* cuda_prefill has a way of its own */
         return;
-    for (uint32_t i = 0; i < a->n_seqs; i++)
-        if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, &like, &a->seqs[i]))
-            return; /* cuda_prefill has a way of its own */
     if (!cuda_reserve(b, &t->half, &t->half_bytes,
                       (size_t)PASSED_ROWS * cols * sizeof(__nv_bfloat16)))
         return;
@@ -271,7 +281,7 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
     attend_fill(&c, a->kv, a->layer, a->heads, a->qkv, a->scale);
     c.out = (float *)a->out;
     c.lse = a->lse;
-    if (passes(b, a)) {
+    if (passes(b, a) && !has_prefill(b, a)) { /* asked behind the list, which may leave rows out */
         c.half = (__nv_bfloat16 *)b->attend->half;
         b->attend->passed_as = a->out;
     }

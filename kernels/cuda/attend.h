@@ -114,9 +114,9 @@ struct attend_call {
     float plain_scale;
     const float *q;
     float *out, *lse;
-    __nv_bfloat16
-        *half;     /* results go here, as bf16, where a product is all that reads them; else NULL */
-    float *part_o; /* [partial][padded head_dim] */
+    /* Results go here, as bf16, where a product is all that reads them; else NULL. */
+    __nv_bfloat16 *half;
+    float *part_o;         /* [partial][padded head_dim] */
     float2 *part_ml;       /* [partial] greatest score, sum */
     uint32_t *arrived;     /* [counter], 0 between kernels */
     struct attend_set set; /* of attend_run_planned */
@@ -133,9 +133,9 @@ struct cuda_attend {
     size_t half_bytes;
     /* The append whose attend leaves its result there. */
     uint64_t passing_step; /* 1 + its step; 0: none */
-    const void *passing_qkv,
-        *passed_as; /* passed_as: out of the attend; NULL: it did not come yet */
+    const void *passing_qkv;
     uint32_t passing_layer;
+    const void *passed_as; /* `out` of that attend; NULL: it did not come yet, or left floats */
 };
 
 /* ---- attend.cu ---- */
