@@ -35,10 +35,9 @@ struct shared {
 /* ---- mail ----
  *
  * Polls are counted: that a word never comes would be a fault of ours, and a step that fails (cuda_layers_settle) is
- * better than a device that hangs. A word is one access of 64 bits; but for one row, which that costs 2 % (H200; why is not
- * known), pairs of 32 bits, which the machine
- * moves as one all the same (NCCL's LL relies on that, too). That all CTAs run at the same time is the launch's
- * promise. */
+ * better than a device that hangs. A word is one access of 64 bits; but for one row, which that costs 2 % (H200; why
+ * is not known), pairs of 32 bits, which the machine moves as one all the same (NCCL's LL relies on that, too). That
+ * all CTAs run at the same time is the launch's promise. */
 
 template <int ROWS>
 __device__ __forceinline__ void post(uint64_t *to, uint32_t value, uint32_t turn)
@@ -110,8 +109,8 @@ __device__ __forceinline__ bool asks_again(bool late, uint32_t *polls)
     return late && ++*polls != MOST_POLLS;
 }
 
-/* Behind the loop, and no trap: to the compiler code goes on behind one, so a trap in the loop was a second way out of it,
- * and lanes of a warp joined far behind it. What is computed from here on is nobody's. */
+/* Behind the loop, and no trap: to the compiler code goes on behind one, so a trap in the loop was a second way out
+ * of it, and lanes of a warp joined far behind it. What is computed from here on is nobody's. */
 __device__ __forceinline__ void must_be_there(const struct layers_call &c, bool late)
 {
     if (late)

@@ -15,10 +15,8 @@
 
 #include <string.h>
 
-/* For the bench: 0: as shape_of chooses; no plan kernels, none that scan; the number of a shape + SHAPES; and
- * 100 * CTAs of a lane. */
-enum { NO_PLANS = 1, NO_SCAN, SHAPES };
-uint32_t cuda_plan_shape;
+/* For the bench, which compares: how many of the three are one kernel at most: 1, 2, or 3. */
+uint32_t cuda_plan_most = 3;
 
 namespace
 {
@@ -201,13 +199,14 @@ typedef void plan_fn(struct plan_call);
 
 struct shape {
     plan_fn *kernel;
-    uint32_t warps, pieces,
-        depth; /* of a CTA; of a warp at most; of these in shared memory, 0: scores are read */
+    uint32_t warps;  /* of a CTA */
+    uint32_t pieces; /* of a warp, at most */
+    uint32_t depth;  /* of these in shared memory; 0: scores are read */
 };
 
-const struct shape shapes[] = {
-/* eight warps, then four; small ones first. Eight pieces of a warp are not scanned here: `score` has more of them on
+/* Eight warps, then four; small ones first. Eight pieces of a warp are not scanned here: `score` has more of them on
  * their way (1M tokens: 59 us as one kernel, 44 as two). */
+const struct shape shapes[] = {
 #define SHAPE(w, p, d)                \
     {                                 \
         plan_kernel<w, p, d>, w, p, d \
@@ -266,21 +265,19 @@ bool fits(const struct cuda_backend *b, const struct shape *s, uint32_t ctas, ui
 bool shape_of(const struct cuda_backend *b, struct plan_command *m, uint32_t lanes, uint32_t pieces,
               bool scores)
 {
-    const uint32_t sms = (uint32_t)b->sms, asked = cuda_plan_shape % 100;
+    const uint32_t sms = (uint32_t)b->sms;
     uint32_t ranks = 1;
     while (ranks < RANKS && pieces > ranks * 4 && lanes * ranks * 2 <= sms * 3)
         ranks *= 2;
     if (ranks == RANKS && (lanes * RANKS > sms || pieces <= RANKS * 4))
         ranks /= 2; /* a GPC has hardly more than 16 SMs */
-    if (cuda_plan_shape >= 100)
-        ranks = cuda_plan_shape / 100;
     m->c.ranks = ranks;
     const uint32_t n = ARRAY_LEN(shapes), first = lanes * ranks <= sms ? 0 : n / 2;
     for (uint32_t j = 0; j < n; j++) {
         const uint32_t i = (first + j) % n;
         const struct shape *s = &shapes[i];
         m->shape = i;
-        if ((s->depth == 0) == scores && (asked < SHAPES || asked == SHAPES + i) &&
+        if ((s->depth == 0) == scores &&
             fits(b, s, lanes * ranks, ranks, (pieces + ranks - 1) / ranks))
             return true;
     }
@@ -331,7 +328,7 @@ bool takes(const struct select_args *a)
             return false;
     return a->group <= SCORE_HEADS && a->stride % 4 == 0 && (uintptr_t)a->scores % 16 == 0 &&
            a->map == MAP_PAGE && a->masks == NULL && a->desc.order != ORDER_KMEANS &&
-           a->desc.parts % PARTS == 0 && a->desc.sinks <= SEGMENT_ROWS &&
+           a->desc.parts % PARTS == 0 && a->desc.sinks < SEGMENT_ROWS &&
            (a->reduce == REDUCE_MAX_PROB || a->reduce == REDUCE_SUM_PROB);
 }
 
@@ -351,7 +348,7 @@ bool cuda_plan_select(struct cuda_backend *b, const struct select_args *a)
     const struct kv_geometry *g = a->kv->geo;
     uint32_t rows = 0, segments = 0;
     struct plan_command m;
-    if (!b->overlaps || cuda_plan_shape % 100 == NO_PLANS || !takes(a))
+    if (!b->overlaps || cuda_plan_most < 2 || !takes(a))
         return false;
     const struct cuda_row *list = cuda_rows(b, g, a->rows, a->n_rows, &rows, &segments);
     const struct cuda_lane *places = cuda_lanes(b, g);
@@ -366,7 +363,7 @@ bool cuda_plan_select(struct cuda_backend *b, const struct select_args *a)
         return false;
     const struct score_call *s = cuda_score_queued(b, a->scores);
     m.c.shift = pieces * PARTS > 16384 ? 18 : 19;
-    if (s != NULL && cuda_plan_shape % 100 != NO_SCAN && takes_score(s, a, list) &&
+    if (s != NULL && cuda_plan_most > 2 && takes_score(s, a, list) &&
         shape_of(b, &m, lanes, pieces, false)) {
         fill_scan(&m.c, s);
         cuda_unqueue(b);

@@ -2,8 +2,8 @@
  * are within, exactly, and how many keys of the ranks before this one are.
  *
  * Bins say which bin a border is in. Crowded ones are cut into 256 more; what is then in the bins is told to
- * all, and everybody finds the border among them, by bins of its own. Where keys are as good as equal even that is too much: a
- * search byte by byte, slowly. */
+ * all, and everybody finds the border among them, by bins of its own. Where keys are as good as equal even that
+ * is too much: a search byte by byte, slowly. */
 #ifndef KERNELS_CUDA_PLAN_BORDER_H
 #define KERNELS_CUDA_PLAN_BORDER_H
 
@@ -81,9 +81,9 @@ __device__ static void load_bins(struct lane_bins<WORDS> *x, const struct plan_s
         x->all[i] = all.x, x->all[i + 1] = all.y, x->all[i + 2] = all.z, x->all[i + 3] = all.w;
         x->own[i] = own.x, x->own[i + 1] = own.y, x->own[i + 2] = own.z, x->own[i + 3] = own.w;
     }
+    /* no half overflows: all keys of a lane are fewer than 2^16 */
 #pragma unroll
-    for (int i = 0; i < WORDS;
-         i++) { /* no half overflows: all keys of a lane are fewer than 2^16 */
+    for (int i = 0; i < WORDS; i++) {
         sum += x->all[i];
         sum_own += x->own[i];
     }
@@ -100,8 +100,8 @@ __device__ static inline void locate(const struct lane_bins<WORDS> *x, uint32_t 
 {
     const uint32_t lane = threadIdx.x % 32, bin = lane % (WORDS * 2);
     const uint32_t has = __ballot_sync(~0u, x->before < k);
-    const uint32_t owner =
-        has != 0 ? 31 - __clz(has) : 0; /* bins behind the one are in later lanes */
+    /* bins behind the one are in later lanes */
+    const uint32_t owner = has != 0 ? 31 - __clz(has) : 0;
     uint32_t all = 0, own = 0;
 #pragma unroll
     for (int i = 0; i < WORDS; i++) {
@@ -168,10 +168,10 @@ __device__ static inline bool is_refined(const struct plan_shared *s, uint32_t w
     return is_searched(s, which) && p->count > MAX_TOLD && p->end != ~0u;
 }
 
+/* A bin is a power of two wide, 2^18 at least. */
 __device__ static inline uint32_t fine_shift(const struct place *p)
 {
-    return 31 - __clz(p->end - p->begin) -
-           FINE_BITS; /* bins are a power of two wide, 2^18 at least */
+    return 31 - __clz(p->end - p->begin) - FINE_BITS;
 }
 
 /* Cuts the bins of crowded borders: 256 bins for each. */

@@ -6,11 +6,11 @@
 #include "kernels/cuda/score_dots.h"
 #include "kernels/cuda/select.h"
 
+/* A piece is a segment of pages of 16 rows, or half of one of pages of 8. */
 enum {
     DIM = 128,
-    PARTS =
-        64, /* of a piece, which is a segment of pages of 16 rows, or half of one of pages of 8 */
-    HEAD_BYTES = DIM * 8,
+    PARTS = 64,           /* of a piece */
+    HEAD_BYTES = DIM * 8, /* base and step of its channels; two halves of its vectors follow */
     HALF_BYTES = PARTS * DIM / 2,
     PIECE_BYTES = HEAD_BYTES + 2 * HALF_BYTES,
     RANKS = 16,
@@ -78,8 +78,8 @@ struct plan_shared {
     uint32_t ties, end, bytes[SELECT_BINS], total[SELECT_BINS];
 };
 
-/* In the place of the ring, once all CTAs have scored (who has heard of all greatest scores knows): bins [2][ranks][BIN_WORDS] as told, then candidates as
- * order_of() has them, this CTA's and all. */
+/* In the place of the ring, once all CTAs have scored (who has heard of all greatest scores knows): bins
+ * [2][ranks][BIN_WORDS] as told, then candidates as order_of() has them, this CTA's and all. */
 struct meeting {
     uint32_t *bins;
     unsigned long long (*own)[MAX_TOLD], (*all)[MAX_TOLD]; /* [2][MAX_TOLD] */

@@ -19,7 +19,7 @@ enum { KV_HEADS = 8, GROUP = 4, DIM = 128, REPEATS = 9, MAX_LAYERS = 24 };
 extern "C" const struct cuda_api spind_cuda_api;
 
 static struct cuda_backend *b;
-extern uint32_t cuda_score_depth, cuda_select_ranks, cuda_plan_shape;
+extern uint32_t cuda_score_depth, cuda_select_ranks, cuda_plan_most;
 
 static void must(bool good, const char *what)
 {
@@ -334,7 +334,7 @@ static double time_chain(struct world *w, struct select_args *s, uint32_t n_rows
     });
 }
 
-/* With nothing estimated, then a quarter; for each value of cuda_plan_shape that is named. */
+/* With nothing estimated, then a quarter; for each value of cuda_plan_most that is named. */
 static void bench_plan(int argc, char **argv)
 {
     static const struct batch of[] = {
@@ -369,10 +369,10 @@ static void bench_plan(int argc, char **argv)
         double front = time_chain(&w, &a, batch->n, false);
         printf("# front %.2f us\n", front);
         for (int i = 0; i < argc; i++) {
-            cuda_plan_shape = (uint32_t)atoi(argv[i]);
+            cuda_plan_most = (uint32_t)atoi(argv[i]);
             double us = time_chain(&w, &a, batch->n, true) - front;
             snprintf(name, sizeof name, "%s%s/%u", batch->name, k % 2 ? "-est" : "",
-                     cuda_plan_shape);
+                     cuda_plan_most);
             size_t pieces = (size_t)batch->n * w.segments * KV_HEADS;
             kbench_bytes("plan", name, us, (double)(pieces * read_bytes(&a.desc)), KBENCH_HBM_GBS);
         }
@@ -396,7 +396,7 @@ int main(int argc, char **argv)
     b = (struct cuda_backend *)be;
     printf("%s\n", be->ops->describe(be));
     if (argc > 1 && strcmp(argv[1], "plan") == 0) {
-        char preset[] = "0", *presets[] = {preset};
+        char preset[] = "3", *presets[] = {preset};
         bench_plan(argc > 2 ? argc - 2 : 1, argc > 2 ? argv + 2 : presets);
         be->ops->close(be);
         return 0;
