@@ -500,7 +500,7 @@ int main(void)
             centroid = {.order = ORDER_BISECT,
                         .kind = DIGEST_CENTROID,
                         .parts = parts,
-                        .outliers = 1,
+                        .outliers = k == 2,
                         .sinks = 16,
                         .values = true},
             codes = {.order = ORDER_BISECT,

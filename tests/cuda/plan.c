@@ -1,6 +1,7 @@
 /* Score, select and resolve, queued one after the other, are one kernel where digests allow it, or two: plans are
  * those of the three on their own, bit for bit. A sync between two operations keeps them apart; whoever wants masks of
  * whole pages gets select's own kernel. */
+#include "cache/residency.h"
 #include "kernels/core/digest.h"
 #include "kernels/cuda_api.h"
 #include "tests/tap.h"
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIM = 128, PARTS = 64, ROWS = 16, MAX_ROWS = 64, MAX_SEGMENTS = 1024 };
+enum { DIM = 128, SINKS = 16, MAX_ROWS = 64, MAX_SEGMENTS = 1024, MAX_PAGES = MAX_SEGMENTS * 64 };
 
 static struct backend *gpu;
 
@@ -39,13 +40,13 @@ static void *put(const void *from, size_t bytes)
 
 /* ---- a layer's digests ---- */
 
-static const struct digest_desc desc = {ORDER_BISECT, DIGEST_CENTROID, PARTS, 0, ROWS, true};
-
 struct world {
     struct kv_geometry *geo;
     struct kv_memory kv;
+    struct digest_desc desc;
     size_t record_total;
     uint32_t n_records;
+    bool spills; /* every other row */
 };
 
 /* The backend knows a geometry by its address: none is used twice. */
@@ -53,18 +54,23 @@ static struct kv_geometry geometries[32];
 static uint32_t n_geometries;
 static struct lane_place places[32][2 * 8];
 
-/* The last layer of two is used; `dense`: a head that is attended whole. */
-static struct world open_world(uint32_t kv_heads, uint32_t n_records, int dense)
+/* The last layer of two is used; rows: of a page; `dense`: a head that is attended whole. */
+static struct world open_world(uint32_t kv_heads, uint32_t n_records, uint32_t rows, int dense)
 {
-    struct world w = {.n_records = n_records};
-    struct digest_layout l = digest_layout_of(DIM, &desc);
+    struct world w = {.n_records = n_records,
+                      .desc = {.order = ORDER_BISECT,
+                               .kind = DIGEST_CENTROID,
+                               .parts = SEGMENT_ROWS / rows,
+                               .sinks = SINKS,
+                               .values = true}};
+    struct digest_layout l = digest_layout_of(DIM, &w.desc);
     CHECK(n_geometries < ARRAY_LEN(geometries));
     w.geo = &geometries[n_geometries];
-    *w.geo = (struct kv_geometry){.block_rows = ROWS,
+    *w.geo = (struct kv_geometry){.block_rows = rows,
                                   .layers = 2,
                                   .kv_heads = kv_heads,
                                   .head_dim = DIM,
-                                  .page_bytes = (size_t)ROWS * DIM * 4};
+                                  .page_bytes = (size_t)rows * DIM * 4};
     for (uint32_t i = 0; i < 2 * kv_heads; i++) {
         bool is = dense >= 0 && i % kv_heads == (uint32_t)dense;
         uint32_t class_ = is ? LANE_DENSE : LANE_SPARSE;
@@ -85,7 +91,7 @@ static struct world open_world(uint32_t kv_heads, uint32_t n_records, int dense)
             base[c] = noise(1, (uint32_t)lane * DIM + c) - 1;
             base[DIM + c] = (1.5f + noise(2, (uint32_t)lane * DIM + c)) / 128;
         }
-        for (uint32_t i = 0; i < PARTS * DIM / 4; i++)
+        for (uint32_t i = 0; i < w.desc.parts * DIM / 4; i++)
             ((uint32_t *)(void *)(base + 2 * DIM))[i] = hash((uint32_t)lane, i);
     }
     w.kv.records = put(records, w.record_total);
@@ -132,16 +138,17 @@ static void make_buffers(const size_t bytes[BUFFERS], uint32_t side)
 
 static struct plan_row plan[MAX_ROWS];
 static uint32_t records[MAX_ROWS][MAX_SEGMENTS];
-static block_id blocks[MAX_ROWS][MAX_SEGMENTS * PARTS + 1];
+static block_id blocks[MAX_ROWS][MAX_PAGES + 1];
 
 static void make_rows(const struct world *w, const struct call *x, uint32_t *most)
 {
     *most = 0;
     for (uint32_t i = 0; i < x->n_rows; i++) {
         uint32_t n = x->segments[i];
+        CHECK(n * w->desc.parts <= MAX_PAGES);
         for (uint32_t s = 0; s < n; s++)
             records[i][s] = hash(i, s) % w->n_records;
-        for (uint32_t p = 0; p <= n * PARTS; p++)
+        for (uint32_t p = 0; p <= n * w->desc.parts; p++)
             blocks[i][p] = hash(i + 77, p) % 1000000;
         plan[i] = (struct plan_row){.row = x->n_rows - 1 - i,
                                     .pos = n * SEGMENT_ROWS + 5,
@@ -163,6 +170,49 @@ static void must_sync(void)
     CHECK(st == OK);
 }
 
+/* Rows that are SPILLED have a hot set of their own with room for all pages; in each run a new one. */
+struct hot_rows {
+    struct leaf_pool *pool;
+    struct hot_set *sets[MAX_ROWS];
+    size_t bytes;
+};
+
+static struct hot_rows open_hot(struct world *w, const struct call *x)
+{
+    struct hot_rows h = {0};
+    static uint32_t numbers[MAX_PAGES];
+    const uint32_t n_lanes = w->geo->n_lanes[LANE_SPARSE];
+    uint32_t next = 0;
+    CHECK(leaf_pool_create(&h.pool, gpu, n_lanes, 1 << 30) == OK);
+    for (uint32_t i = 0; i < x->n_rows; i += 2) {
+        const uint32_t n = x->segments[i] * w->desc.parts;
+        for (uint32_t p = 0; p < n; p++)
+            numbers[p] = next++;
+        CHECK(hot_set_open(&h.sets[i], gpu, h.pool, n_lanes, n) == OK);
+        CHECK(hot_set_resize(h.sets[i], gpu, numbers, n) == OK);
+        CHECK(hot_set_cover(h.sets[i], h.pool, numbers, n) == OK);
+        plan[i].hot = h.sets[i];
+    }
+    h.bytes = next * w->geo->block_bytes[LANE_SPARSE];
+    w->kv.hbm[LANE_SPARSE] = gpu->ops->alloc(gpu, h.bytes);
+    w->kv.dram[LANE_SPARSE] = gpu->ops->alloc(gpu, h.bytes); /* it is read like any memory */
+    CHECK(w->kv.hbm[LANE_SPARSE] != NULL && w->kv.dram[LANE_SPARSE] != NULL);
+    return h;
+}
+
+static void close_hot(struct world *w, struct hot_rows *h)
+{
+    for (uint32_t i = 0; i < MAX_ROWS; i++) {
+        if (h->sets[i] != NULL)
+            hot_set_close(h->sets[i], gpu, h->pool);
+        plan[i].hot = NULL;
+    }
+    leaf_pool_destroy(h->pool);
+    gpu->ops->free(gpu, w->kv.hbm[LANE_SPARSE], h->bytes);
+    gpu->ops->free(gpu, w->kv.dram[LANE_SPARSE], h->bytes);
+    must_sync();
+}
+
 static void run(const struct world *w, const struct call *x, const void *qkv, const void *known,
                 uint32_t stride, uint32_t page_cap, uint32_t side)
 {
@@ -170,7 +220,7 @@ static void run(const struct world *w, const struct call *x, const void *qkv, co
     const uint32_t heads = x->group * w->geo->kv_heads;
     const struct score_args score = {.kv = &w->kv,
                                      .kind = SCORE_MASS,
-                                     .desc = desc,
+                                     .desc = w->desc,
                                      .layer = 1,
                                      .heads = heads,
                                      .rows = plan,
@@ -180,7 +230,7 @@ static void run(const struct world *w, const struct call *x, const void *qkv, co
                                      .scores = b[SCORES].device,
                                      .stride = stride};
     const struct select_args select = {.kv = &w->kv,
-                                       .desc = desc,
+                                       .desc = w->desc,
                                        .map = MAP_PAGE,
                                        .reduce = x->reduce,
                                        .layer = 1,
@@ -200,7 +250,7 @@ static void run(const struct world *w, const struct call *x, const void *qkv, co
                                        .n_estimates = b[N_ESTIMATES].device,
                                        .unscored = b[UNSCORED].device};
     const struct resolve_args resolve = {.kv = &w->kv,
-                                         .desc = desc,
+                                         .desc = w->desc,
                                          .layer = 1,
                                          .rows = plan,
                                          .n_rows = x->n_rows,
@@ -223,7 +273,7 @@ static void run(const struct world *w, const struct call *x, const void *qkv, co
     must_sync();
 }
 
-static void plans_are_those_of_three_kernels(const struct world *w, const struct call *from)
+static void plans_are_those_of_three_kernels(struct world *w, const struct call *from)
 {
     struct call x = *from;
     uint32_t most, kv_heads = w->geo->kv_heads;
@@ -235,8 +285,8 @@ static void plans_are_those_of_three_kernels(const struct world *w, const struct
     make_rows(w, &x, &most);
     const size_t lanes = (size_t)x.n_rows * kv_heads, heads = lanes * x.group;
     const size_t width = (size_t)(x.group + 2) * kv_heads * DIM, n_q = x.n_rows * width;
-    const uint32_t stride = (most > 0 ? most : 1) * PARTS;
-    const uint32_t cap = (x.budget + x.n_rows) / ROWS + 3 - x.page_room;
+    const uint32_t stride = (most > 0 ? most : 1) * w->desc.parts;
+    const uint32_t cap = (x.budget + x.n_rows) / w->geo->block_rows + 4 - x.page_room;
     float *q = mem_alloc(n_q * sizeof *q), *known = mem_alloc(heads * sizeof *known);
     for (size_t i = 0; i < n_q; i++)
         q[i] = x.nothing ? NAN : x.loud * noise(5, (uint32_t)i);
@@ -252,12 +302,17 @@ static void plans_are_those_of_three_kernels(const struct world *w, const struct
                                    4,
                                    lanes * cap * 4};
     for (uint32_t side = 0; side < SIDES; side++) {
+        struct hot_rows hot;
         make_buffers(bytes, side);
+        if (w->spills)
+            hot = open_hot(w, &x);
         run(w, &x, qkv, mass, stride, cap, side);
+        if (w->spills)
+            close_hot(w, &hot);
     }
     const uint32_t *n = buffers[0][N_PAGES].host, *e = buffers[0][N_ESTIMATES].host;
     for (uint32_t side = APART; side < SIDES; side++) {
-        bool same[BUFFERS], all = true;
+        bool same[BUFFERS], all = n[0] <= cap; /* or nothing ran */
         for (uint32_t i = 0; i < MASKS; i++) {
             same[i] = memcmp(buffers[0][i].host, buffers[side][i].host, bytes[i]) == 0;
             all &= same[i];
@@ -286,7 +341,8 @@ static void runs_are_alike(const struct world *w, const struct call *x)
     make_rows(w, x, &most);
     const size_t lanes = (size_t)x->n_rows * kv_heads;
     const size_t n_q = x->n_rows * (size_t)(x->group + 2) * kv_heads * DIM;
-    const uint32_t stride = most * PARTS, cap = (x->budget + x->n_rows) / ROWS + 3;
+    const uint32_t stride = most * w->desc.parts;
+    const uint32_t cap = (x->budget + x->n_rows) / w->geo->block_rows + 4;
     const size_t bytes[BUFFERS] = {lanes * x->group * stride * 4,
                                    lanes * cap * 4,
                                    lanes * cap * 4,
@@ -381,11 +437,11 @@ static void of_eight_heads(void)
         {"64 rows of 40K", 4, 64, 1024, 612, {39}, REDUCE_MAX_PROB, false, 2, false, 0},
         {"64 rows without numbers", 4, 64, 1024, 112, {7}, REDUCE_MAX_PROB, false, 2, true, 0},
     };
-    struct world w = open_world(8, 200, -1);
+    struct world w = open_world(8, 200, 16, -1);
     for (uint32_t i = 0; i < ARRAY_LEN(calls); i++)
         plans_are_those_of_three_kernels(&w, &calls[i]);
     close_world(&w);
-    w = open_world(8, 200, 3);
+    w = open_world(8, 200, 16, 3);
     struct call x = calls[1];
     x.name = "beside a dense head";
     plans_are_those_of_three_kernels(&w, &x);
@@ -400,7 +456,7 @@ static void again_and_again(void)
         {"eight", 4, 2, 2600, 2016, {126, 127}, REDUCE_MAX_PROB, false, 0.02f, false, 0},
         {"four", 4, 3, 1280, 0, {62, 60, 61}, REDUCE_MAX_PROB, false, 0.3f, false, 0},
     };
-    struct world w = open_world(8, 200, -1);
+    struct world w = open_world(8, 200, 16, -1);
     for (uint32_t i = 0; i < ARRAY_LEN(calls); i++)
         runs_are_alike(&w, &calls[i]);
     close_world(&w);
@@ -415,7 +471,80 @@ static void of_one_head(void)
         {"of 250K", 4, 2, 10000, 8000, {250, 17}, REDUCE_MAX_PROB, false, 2, false, 0},
         {"of 250K, no query", 4, 2, 10000, 8000, {250, 17}, REDUCE_MAX_PROB, false, 0, false, 0},
     };
-    struct world w = open_world(1, 300, -1);
+    struct world w = open_world(1, 300, 16, -1);
+    for (uint32_t i = 0; i < ARRAY_LEN(calls); i++)
+        plans_are_those_of_three_kernels(&w, &calls[i]);
+    close_world(&w);
+}
+
+/* Select and resolve alone are one kernel: a segment is two pieces. */
+static void of_pages_of_eight(void)
+{
+    static const struct call calls[] = {
+        {.name = "pages of 8",
+         .group = 4,
+         .n_rows = 1,
+         .budget = 2600,
+         .estimate = 2016,
+         .segments = {126},
+         .reduce = REDUCE_MAX_PROB,
+         .loud = 2},
+        {.name = "pages of 8, 9 rows",
+         .group = 2,
+         .n_rows = 9,
+         .budget = 1000,
+         .estimate = 300,
+         .segments = {20, 3, NONE, 1, 17, 40, 2, 9, 1},
+         .reduce = REDUCE_SUM_PROB,
+         .known = true,
+         .loud = 1},
+        {.name = "pages of 8, one budget",
+         .group = 4,
+         .n_rows = 2,
+         .budget = 8,
+         .segments = {1, 5},
+         .reduce = REDUCE_MAX_PROB,
+         .loud = 2},
+        {.name = "pages of 8, no numbers",
+         .group = 4,
+         .n_rows = 2,
+         .budget = 600,
+         .estimate = 40,
+         .segments = {30, 2},
+         .reduce = REDUCE_MAX_PROB,
+         .loud = 1,
+         .nothing = true},
+    };
+    struct world w = open_world(3, 60, 8, -1);
+    for (uint32_t i = 0; i < ARRAY_LEN(calls); i++)
+        plans_are_those_of_three_kernels(&w, &calls[i]);
+    close_world(&w);
+}
+
+/* Of RESIDENT rows the plan kernel writes blocks, of SPILLED ones resolve does: each of its own only. */
+static void of_spilled_rows_beside_resident_ones(void)
+{
+    static const struct call calls[] = {
+        {.name = "every other row SPILLED",
+         .group = 4,
+         .n_rows = 5,
+         .budget = 640,
+         .estimate = 100,
+         .segments = {3, 4, 2, 7, 1},
+         .reduce = REDUCE_MAX_PROB,
+         .loud = 2},
+        {.name = "one row, SPILLED",
+         .group = 4,
+         .n_rows = 1,
+         .budget = 640,
+         .estimate = 100,
+         .segments = {6},
+         .reduce = REDUCE_SUM_PROB,
+         .known = true,
+         .loud = 1},
+    };
+    struct world w = open_world(3, 40, 16, 1);
+    w.spills = true;
     for (uint32_t i = 0; i < ARRAY_LEN(calls); i++)
         plans_are_those_of_three_kernels(&w, &calls[i]);
     close_world(&w);
@@ -427,6 +556,8 @@ int main(void)
         tap_skip_all(err_text());
     of_eight_heads();
     of_one_head();
+    of_pages_of_eight();
+    of_spilled_rows_beside_resident_ones();
     again_and_again();
     gpu->ops->close(gpu);
     return tap_done();

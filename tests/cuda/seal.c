@@ -176,6 +176,9 @@ static void digests_are_what_they_say(void)
         struct digest_desc d;
     } cases[] = {{"R = 8, one outlier", {8, 1, 2, 128, 2}, wave(8, 1)},
                  {"R = 16, none", {16, 1, 1, 128, 2}, wave(16, 0)},
+                 {"R = 8, none, four lanes", {8, 2, 2, 64, 2}, wave(8, 0)},
+                 {"R = 32, none, head_dim 40", {32, 1, 1, 40, 1}, wave(32, 0)},
+                 {"R = 16, none, head_dim 36", {16, 1, 1, 36, 1}, wave(16, 0)},
                  {"R = 16, two outliers", {16, 1, 1, 64, 1}, wave(16, 2)},
                  {"R = 32, head_dim 36", {32, 1, 1, 36, 2}, wave(32, 1)},
                  {"R = 8, head_dim 256", {8, 1, 1, 256, 1}, wave(8, 2)},

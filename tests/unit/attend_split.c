@@ -23,8 +23,8 @@ static void splits_follow_each_other(void)
 
 static void every_split_is_in_one_cta(void)
 {
-    static const uint32_t lengths[] = {1,    5,    127,  128,   129,   1000,  4095,
-                                       4096, 4097, 9001, 16385, 33000, 131072};
+    static const uint32_t lengths[] = {1,    5,    127,   128,   129,    1000,    4095,   4096,
+                                       4097, 9001, 16385, 33000, 131072, 1 << 20, 4000001};
     static const uint32_t firsts[] = {0, 1, 16, 64, 128, 300};
     static uint32_t ends[MAX_CTAS];
     bool once = true, held = true, kept = true;
