@@ -11,6 +11,7 @@
 
 struct engine {
     struct engine_config cfg;
+    uint32_t whole; /* the scheduler's */
     struct engine_info info;
     struct catalog catalog;
     struct backend *be;

@@ -409,16 +409,20 @@ static status check_device(const struct engine_config *c, const struct backend_o
     return OK;
 }
 
-/* What nobody said is the device's. */
+/* What nobody said is the device's. Where nobody said how many rows a step has, prompts may have whole chunks. */
 static status size_steps(struct engine *e)
 {
     struct engine_config *c = &e->cfg;
     const struct backend_ops *ops = e->be->ops;
-    if (c->max_batched_tokens == 0)
-        c->max_batched_tokens = c->max_num_seqs > ops->step_rows ? c->max_num_seqs : ops->step_rows;
+    e->whole = c->max_batched_tokens == 0 && ops->loose ? ops->step_rows : 0;
     if (c->max_num_seqs == 0)
-        c->max_num_seqs =
-            c->max_batched_tokens < ops->step_seqs ? c->max_batched_tokens : ops->step_seqs;
+        c->max_num_seqs = c->max_batched_tokens > 0 && c->max_batched_tokens < ops->step_seqs
+                              ? c->max_batched_tokens
+                              : ops->step_seqs;
+    if (e->whole > 0)
+        c->max_batched_tokens = e->whole + c->max_num_seqs;
+    else if (c->max_batched_tokens == 0)
+        c->max_batched_tokens = c->max_num_seqs > ops->step_rows ? c->max_num_seqs : ops->step_rows;
     if (c->max_batched_tokens < c->max_num_seqs)
         return err(ERR_ARG, "--max-num-batched-tokens (%u) must be at least --max-num-seqs (%u)",
                    c->max_batched_tokens, c->max_num_seqs);
@@ -454,6 +458,7 @@ static status open_all(struct engine *e, void (*wake)(void *), void *arg)
     e->report.mail = e->mail;
     sched_init(&e->sched, e->kv, e->at, plan.max_num_seqs, e->cfg.max_batched_tokens,
                e->cfg.prefix_caching);
+    e->sched.whole = e->whole;
     e->sched.headroom = e->cfg.transfer_headroom;
     e->sched.loose = e->be->ops->loose;
     if (reads_by_layers(e->be->ops))

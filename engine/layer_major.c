@@ -191,7 +191,7 @@ static status make(struct sched *s, struct sequence *q, const struct layout *l)
                                .shape = *l,
                                .loan = loan,
                                .n_rows = q->n_prompt,
-                               .chunk = s->max_rows,
+                               .chunk = sched_chunk(s),
                                .layers = kv_geometry(s->kv)->layers,
                                .row_bytes = s->row_bytes,
                                .table = table};

@@ -368,7 +368,7 @@ uint64_t residence_reserved(const struct sched *s)
 static bool pays_back(const struct sched *s, const struct sequence *q, uint32_t n_blocks)
 {
     uint32_t steps = min_u32(less(q->n_prompt + q->max_tokens, q->n_tokens), RESIDENCE_HORIZON);
-    double chunks = ceil((double)less(q->n_prompt, q->n_computed) / s->max_rows);
+    double chunks = ceil((double)less(q->n_prompt, q->n_computed) / sched_chunk(s));
     double block = (double)kv_geometry(s->kv)->block_bytes[LANE_SPARSE];
     return predicted_fetch(s, q) * steps + chunks * sealed_blocks(s, q) * block >
            2 * n_blocks * block;

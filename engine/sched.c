@@ -210,7 +210,7 @@ static struct kv_open open_args(const struct sched *s, const struct sequence *q)
                         .max_rows = q->n_prompt + q->max_tokens};
     if (s->prefix_caching && !sequence_scores_prompt(q) && !q->is_private)
         o.max_hit = (q->in != NULL ? q->n_prompt : q->n_tokens) - 1;
-    o.chunk = s->max_rows;
+    o.chunk = sched_chunk(s);
     if (q->in != NULL)
         o.layout = (struct kv_layout){
             .layout_id = q->in->layout_id, .digest_id = q->in->digest_id, .seals = true};
@@ -598,11 +598,27 @@ static void count_passed(struct sched *s)
     }
 }
 
+uint32_t sched_chunk(const struct sched *s)
+{
+    return s->whole > 0 ? s->whole : s->max_rows;
+}
+
+/* Rows of a prompt, of `most`: up to where whole chunks begin, if such a chunk follows. */
+static uint32_t prompt_rows(const struct sched *s, const struct sequence *q, uint32_t most)
+{
+    const uint32_t left = sequence_left(q), rows = min_u32(left, most);
+    if (s->whole == 0)
+        return rows;
+    const uint32_t to_whole = s->whole - q->n_computed % s->whole;
+    return to_whole < rows && left - to_whole >= s->whole ? to_whole : rows;
+}
+
 static void plan_prompts(struct sched *s)
 {
     struct shares left = {.scored = SCHED_SCORED_ROWS, .spilled = SCHED_SPILLED_CHUNKS};
-    for (struct sequence *q; s->plan_rows < s->max_rows && (q = next_prompt(s, &left)) != NULL;) {
-        uint32_t rows = min_u32(sequence_left(q), s->max_rows - s->plan_rows);
+    const uint32_t most = min_u32(s->max_rows, s->plan_rows + sched_chunk(s));
+    for (struct sequence *q; s->plan_rows < most && (q = next_prompt(s, &left)) != NULL;) {
+        uint32_t rows = prompt_rows(s, q, most - s->plan_rows);
         if (sequence_scores_prompt(q)) {
             rows = min_u32(rows, left.scored);
             left.scored -= rows;

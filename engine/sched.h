@@ -41,6 +41,9 @@ struct sched {
     struct kv *kv;
     struct attention *at;        /* seals; NULL: nothing attends by plan */
     uint32_t max_seqs, max_rows; /* per step */
+    /* Chunks of prompts that the device is quickest with: so many rows from a multiple of them on. Then prompts have so
+     * many rows of a step, whatever decodes beside them, and max_rows has room for both. The owner's to set; 0: any. */
+    uint32_t whole;
     bool prefix_caching;
     struct sequence *first, *last; /* waiting, in order of submission */
     struct sequence **running;     /* [n_running], in order of admission */
@@ -74,6 +77,8 @@ struct sched {
 void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t max_seqs,
                 uint32_t max_rows, bool prefix_caching);
 void sched_fini(struct sched *s); /* destroys every sequence */
+/* Most rows that prompts have in a step. */
+uint32_t sched_chunk(const struct sched *s);
 
 void sched_submit(struct sched *s, struct sequence *q);
 struct sequence *sched_find(const struct sched *s, uint64_t id); /* NULL: unknown */

@@ -496,7 +496,7 @@ struct step_counts {
 struct backend_ops {
     const char *name; /* "cpu", "mock", "cuda" */
     uint32_t act_bytes;
-    uint32_t step_rows, step_seqs; /* rows and sequences of a step where nobody says how many */
+    uint32_t step_rows, step_seqs; /* of a step where nobody says; loose: of prompts */
     bool loose;     /* the last bits of a row depend on how its prompt was cut, and on the batch */
     bool keeps_fp8; /* every operation takes pages of KV_E4M3; all backends take KV_BF16 */
     void (*close)(struct backend *be);

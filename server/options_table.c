@@ -118,7 +118,7 @@ const struct option options_table[] = {
      .help =
          "Tokens of one step, prompts and answers together: the size of the pieces in which a "
          "long prompt is read, so it bounds how long it can delay running answers. auto: 256, on "
-         "a GPU 8192."},
+         "a GPU 8192 for prompts and one for every answer."},
     {.name = "seed",
      .aliases = "s",
      .group = "engine",

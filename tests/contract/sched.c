@@ -61,6 +61,54 @@ static void a_short_prompt_overtakes_a_long_one(void)
     world_close(&w);
 }
 
+/* How often a step had so many rows of q, and whether any of them began elsewhere than at a multiple. */
+struct chunks {
+    uint32_t whole, apart, least, most_rows;
+};
+
+static struct chunks read_all(struct world *w, struct sequence *q, uint32_t whole)
+{
+    struct chunks c = {.least = UINT32_MAX};
+    while (q->n_computed < q->n_prompt) {
+        const uint32_t before = q->n_computed;
+        step(w);
+        const uint32_t rows = q->n_computed - before;
+        c.whole += rows == whole;
+        c.apart += rows == whole && before % whole != 0;
+        c.least = rows < c.least ? rows : c.least;
+        c.most_rows = w->s.plan_rows > c.most_rows ? w->s.plan_rows : c.most_rows;
+    }
+    return c;
+}
+
+static void chunks_are_whole_beside_answers(void)
+{
+    enum { WHOLE = 64, SEQS = 8 };
+    struct world w;
+    world_open(&w, 4000, SEQS, WHOLE + SEQS, true);
+    w.s.whole = WHOLE;
+    for (uint32_t i = 0; i < 3; i++)
+        submit(&w, 10, 2000, 3 + i, 0);
+    step(&w);
+    struct sequence *a = submit(&w, 5 * WHOLE + 20, 4, 1, 0);
+    struct chunks c = read_all(&w, a, WHOLE);
+    ok(c.whole == 5 && c.apart == 0,
+       "a prompt beside three answers is read in whole chunks (%u, %u)", c.whole, c.apart);
+    ok(c.most_rows == WHOLE + 3, "whose rows come on top (%u)", c.most_rows);
+    struct sequence *b = submit(&w, WHOLE + 20, 4, 8, 0), *d = submit(&w, 5 * WHOLE, 4, 9, 0);
+    c = read_all(&w, b, WHOLE);
+    ok(d->n_computed == WHOLE - 20, "what a prompt leaves of its last step is the next one's");
+    c = read_all(&w, d, WHOLE);
+    ok(c.whole == 4 && c.apart == 0 && c.least == 20,
+       "which then goes on to where whole chunks begin (%u, %u, %u)", c.whole, c.apart, c.least);
+    struct sequence *e = submit(&w, WHOLE + 30, 4, 10, 0), *f = submit(&w, WHOLE + 20, 4, 11, 0);
+    read_all(&w, f, WHOLE);
+    c = read_all(&w, e, WHOLE);
+    ok(e->n_computed == WHOLE + 30 && c.least == WHOLE + 30 - (WHOLE - 20),
+       "and not where none would follow (%u)", c.least);
+    world_close(&w);
+}
+
 static void the_long_prompt_is_not_starved(void)
 {
     struct world w;
@@ -161,6 +209,7 @@ int main(int argc, char **argv)
     for (uint64_t i = 0; i < 10; i++)
         random_traffic_always_ends(seed + i, i % 3 != 0);
     a_short_prompt_overtakes_a_long_one();
+    chunks_are_whole_beside_answers();
     the_long_prompt_is_not_starved();
     many_short_prompts_pass_documents();
     scoring_prompts_do_not_hold_up_the_others();

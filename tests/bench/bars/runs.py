@@ -140,6 +140,14 @@ class Server:
                 out[found.group(1) + ("{" + ",".join(sorted(labels)) + "}" if labels else "")] = float(found.group(3))
         return out
 
+    def settle(self, seconds):
+        """DRAM is pinned behind the start, and takes the driver's locks meanwhile: waits for the end of it."""
+        tier, until = re.search(r"DRAM tier \d+ blocks, ([\d.]+) GiB", self.text()), time.monotonic() + seconds
+        while tier and self.metrics().get("spind_kv_dram_pinned_bytes", 0) < (float(tier[1]) - 0.01) * 2**30:
+            if time.monotonic() > until:
+                raise Failed(f"DRAM was not pinned within {seconds} s\n{last_lines(self.log)}")
+            time.sleep(0.2)
+
     def busy(self):
         """What is not back to nothing; None: the daemon does not say."""
         m = self.metrics()
@@ -210,6 +218,7 @@ def start(place, name, run, say):
 def client(place, name, run, say):
     with Server(place, name, run.server) as server:
         url = ["--url", f"http://127.0.0.1:{server.port}"]
+        server.settle(90)
         if run.warm:
             spind(place, name + ".warm", [run.warm, url], patience_of(run))
         return {**spind(place, name, [run.words, url], patience_of(run)), "ready_s": server.ready_s}

@@ -83,7 +83,7 @@ def what_fails_at_the_start_is_said():
 
 
 def what_leaves_steps_too_little_is_said():
-    words = "of the device's memory to steps; with 8192 tokens each these may want"
+    words = "of the device's memory to steps; with 8448 tokens each these may want"
     server = serve(SPIND_DRY_MEMORY=str(1600 << 20))
     ok(words in server.log, "KV beside which steps may lack memory", server.log)
     server.stop()
