@@ -464,7 +464,7 @@ static void *counting_alloc(struct backend *be, size_t bytes)
     return rig_alloc(be, bytes);
 }
 
-/* Memory of a device takes it a fraction of a millisecond, and to free it waits for what runs. */
+/* To free memory of a device is to wait for what runs. */
 static void to_grow_by_little_takes_no_memory(void)
 {
     static const struct backend_ops ops = {
