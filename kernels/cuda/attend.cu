@@ -116,16 +116,6 @@ bool passes(const struct cuda_backend *b, const struct attend_args *a)
            t->passing_layer == a->layer;
 }
 
-/* Whether cuDNN has rows of this call, whose results are floats. It may not have had them a moment ago: plans are
- * made by a thread. */
-bool has_prefill(struct cuda_backend *b, const struct attend_args *a)
-{
-    for (uint32_t i = 0; i < a->n_seqs; i++)
-        if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, a, &a->seqs[i]))
-            return true;
-    return false;
-}
-
 bool has_sparse(const struct attend_call *c)
 {
     for (uint32_t h = 0; h < c->kv_heads; h++)
@@ -176,8 +166,6 @@ void attend_accept(struct cuda_backend *b, const struct append_args *a)
     like.kv = a->kv;
     like.layer = a->layer;
     like.heads = a->heads;
-    like.seqs = a->seqs;
-    like.n_seqs = a->n_seqs;
     uint32_t n_rows = 0;
     t->passing_step = 0;
     t->passed_as = NULL;
@@ -185,9 +173,11 @@ void attend_accept(struct cuda_backend *b, const struct append_args *a)
         const uint32_t end = a->seqs[i].first_row + a->seqs[i].n_rows;
         n_rows = end > n_rows ? end : n_rows;
     }
-    if (!a->to_attend || n_rows > PASSES_ROWS || !cuda_linear_is_half(n_rows, cols) ||
-        has_prefill(b, &like)) /* cuda_prefill has a way of its own */
+    if (!a->to_attend || n_rows > PASSES_ROWS || !cuda_linear_is_half(n_rows, cols))
         return;
+    for (uint32_t i = 0; i < a->n_seqs; i++)
+        if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, &like, &a->seqs[i]))
+            return; /* cuda_prefill has a way of its own */
     if (!cuda_reserve(b, &t->half, &t->half_bytes,
                       (size_t)PASSED_ROWS * cols * sizeof(__nv_bfloat16)))
         return;
@@ -203,6 +193,12 @@ const __nv_bfloat16 *attend_passed(const struct cuda_backend *b, const void *out
         return NULL;
     CHECK(n_rows <= PASSED_ROWS);
     return (const __nv_bfloat16 *)t->half;
+}
+
+bool attend_is_elsewhere(struct cuda_backend *b, const struct attend_args *a,
+                         const struct batch_seq *q)
+{
+    return !passes(b, a) && q->n_rows > 1 && cuda_prefill_takes(b, a, q);
 }
 
 void attend_fill(struct attend_call *c, const struct kv_memory *kv, uint32_t layer, uint32_t heads,
@@ -281,14 +277,14 @@ void cuda_attend(struct backend *be, const struct attend_args *a)
     attend_fill(&c, a->kv, a->layer, a->heads, a->qkv, a->scale);
     c.out = (float *)a->out;
     c.lse = a->lse;
-    if (passes(b, a) && !has_prefill(b, a)) { /* asked behind the list, which may leave rows out */
+    if (passes(b, a)) {
         c.half = (__nv_bfloat16 *)b->attend->half;
         b->attend->passed_as = a->out;
     }
     memcpy(&next, &c, sizeof next);
     run_many(b, l, &next);
     for (uint32_t i = 0; i < a->n_seqs; i++)
-        if (a->seqs[i].n_rows > 1 && cuda_prefill_takes(b, a, &a->seqs[i]))
+        if (attend_is_elsewhere(b, a, &a->seqs[i]))
             cuda_prefill(b, a, &a->seqs[i]);
     for (uint32_t i = 0; i < a->n_plans && has_sparse(&c); i++) {
         if (a->plans[i].n_rows == 0)

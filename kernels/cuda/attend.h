@@ -135,7 +135,7 @@ struct cuda_attend {
     uint64_t passing_step; /* 1 + its step; 0: none */
     const void *passing_qkv;
     uint32_t passing_layer;
-    const void *passed_as; /* `out` of that attend; NULL: it did not come yet, or left floats */
+    const void *passed_as; /* `out` of that attend; NULL: it did not come yet */
 };
 
 /* ---- attend.cu ---- */
@@ -159,6 +159,10 @@ bool attend_fits(struct cuda_backend *b, const struct kv_geometry *g, uint32_t h
 void attend_accept(struct cuda_backend *b, const struct append_args *a);
 /* For that product: `out` of its attend as bf16, with room for n_rows; NULL: it is there as floats. */
 const __nv_bfloat16 *attend_passed(const struct cuda_backend *b, const void *out, uint32_t n_rows);
+/* Whether cuDNN attends these rows (prefill.h). It leaves floats: none where results stay bf16, though a plan for
+ * them, which a thread makes, may have come since append. */
+bool attend_is_elsewhere(struct cuda_backend *b, const struct attend_args *a,
+                         const struct batch_seq *q);
 
 /* ---- attend_list.cu: lists of a step ---- */
 

@@ -189,7 +189,7 @@ bool add_seqs(struct plan *p)
         used[p->classes[h]] = true;
     for (uint32_t i = 0; i < p->a->n_seqs; i++) {
         const struct batch_seq *q = &p->a->seqs[i];
-        const bool elsewhere = q->n_rows > 0 && cuda_prefill_takes(p->b, p->a, q);
+        const bool elsewhere = attend_is_elsewhere(p->b, p->a, q);
         for (uint32_t class_ = 0; q->n_rows > 0 && class_ < LANE_CLASSES; class_++)
             if (used[class_] && !(class_ == LANE_SPARSE && q->planned) &&
                 !(class_ != LANE_STREAM && elsewhere) && !add_class(p, q, class_))
