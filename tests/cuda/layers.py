@@ -19,7 +19,7 @@ from serve import Server, ok, same_beginning
 DEVICE = os.environ.get("LAYERS_DEVICE", "cuda")
 OUT, BUDGET, PROMPTS = 16, 512, 3
 PATIENCE = 120
-NEAR = 0.1  # of two log-probabilities of the first token: behind prompts read densely, in other pieces
+NEAR = 0.1  # of two log-probabilities of a token; one of thirty layers left out is 0.2, and half of the tokens
 
 
 def shape_file():
@@ -83,7 +83,7 @@ def compare(name, want, got):
     first = [abs(a[1][0] - b[1][0]) for a, b in zip(want, got)]
     print(f"# {name}: first tokens that are the same, of {OUT}: {same}; log-probabilities off by {max(first or [9]):.2g} (first), {max(off or [9]):.2g}")
     ok(sum(same) > PROMPTS * OUT // 2 and len(got) == PROMPTS, f"{name}: the answers begin as with all in HBM", want, got)
-    ok(max(first or [9]) < NEAR, f"{name}: and the log-probability of the first token is near")
+    ok(max(off or [9]) < NEAR, f"{name}: and their log-probabilities are near")
 
 
 def leaves(name, server, prompt):
