@@ -112,8 +112,7 @@ def run(name, made, *args):
     server.stop()
     # What its reading takes, or the beginning of its answer: a layer, the stream, hot set and tail. And some more.
     need = int(1.25 * (n * (layer + stream) + (1088 + 2 * BUDGET) * row))
-    server = Server(*words, "--kv-hbm", str(need), "--kv-dram", str(4 * row * n), model=model[0],
-                    env={**os.environ, "SPIND_LAYER_MAJOR": "1"})
+    server = Server(*words, "--kv-hbm", str(need), "--kv-dram", str(4 * row * n), model=model[0])
     eventually(lambda: DEVICE != "cuda" or re.search(r"([0-9.]+) of \1 GiB pinned", server.log))
     got = answers(server, prompts)
     ok(metric(server, "spind_layer_major_prompts_total") == PROMPTS, f"{name}: {n} tokens in {need / 2**30:.2f} GiB of HBM are read layer by layer",

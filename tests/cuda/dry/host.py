@@ -158,7 +158,7 @@ def whole_dram(server):
 def long_prompts_are_read_layer_by_layer():
     """Through the daemon, which plans HBM for many sequences; a layer's pages have a geometry of their own."""
     body_of = {"prompt": [i % 5000 + 10 for i in range(LONG)], "max_tokens": 24, "ignore_eos": True}
-    server = serve(*LONG_ARGS, SPIND_LAYER_MAJOR="1", SPIND_DRY_COUNTS="1")
+    server = serve(*LONG_ARGS, SPIND_DRY_COUNTS="1")
     ok(whole_dram(server), "DRAM is pinned")
     equal([ask(server, COMPLETION, body_of | {"prompt": p}).status for p in (body_of["prompt"], body_of["prompt"][::-1])], [200, 200],
           "prompts longer than HBM are answered")
@@ -167,7 +167,11 @@ def long_prompts_are_read_layer_by_layer():
     server.stop()
     found = re.search(r"dry: +(\d+) cudaMemcpy$", server.log, re.M)
     ok(found and int(found.group(1)) < 8, "lanes of both geometries stay where they are", server.log)
-    server = serve(*LONG_ARGS, "--kv-hbm", "60M", SPIND_LAYER_MAJOR="1")
+    server = serve(*LONG_ARGS, SPIND_LAYER_MAJOR="0")
+    ok(whole_dram(server) and ask(server, COMPLETION, body_of).status == 200 and read_layer_by_layer(server) == 0,
+       "SPIND_LAYER_MAJOR=0: not", server.log)
+    server.stop()
+    server = serve(*LONG_ARGS, "--kv-hbm", "60M")
     ok(whole_dram(server) and ask(server, COMPLETION, body_of).status == 200 and read_layer_by_layer(server) == 0,
        "in too little HBM they are answered too", server.log)
     ok("chunk by chunk: to read it layer by layer --kv-hbm lacks " in server.log, "and the log says what is missing", server.log)
