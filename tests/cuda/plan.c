@@ -550,10 +550,30 @@ static void of_spilled_rows_beside_resident_ones(void)
     close_world(&w);
 }
 
+/* CTAs of a lane: sixteen; eight, with a crowded border; one. As little as there is of each, for a sanitizer. */
+static void each_form_once(void)
+{
+    static const struct call calls[] = {
+        {"sixteen CTAs of a lane", 4, 1, 300, 100, {70}, REDUCE_MAX_PROB, false, 2, false, 0},
+        {"eight, crowded", 4, 2, 300, 200, {20, 5}, REDUCE_SUM_PROB, true, 300, false, 0},
+        {"one", 4, 1, 100, 10, {3}, REDUCE_MAX_PROB, false, 2, false, 0},
+    };
+    struct world w = open_world(1, 80, 16, -1);
+    for (uint32_t i = 0; i < ARRAY_LEN(calls); i++)
+        plans_are_those_of_three_kernels(&w, &calls[i]);
+    close_world(&w);
+    of_spilled_rows_beside_resident_ones();
+}
+
 int main(void)
 {
     if (spind_cuda_open(&gpu, 0) != OK)
         tap_skip_all(err_text());
+    if (tap_small()) {
+        each_form_once();
+        gpu->ops->close(gpu);
+        return tap_done();
+    }
     of_eight_heads();
     of_one_head();
     of_pages_of_eight();
