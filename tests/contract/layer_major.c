@@ -365,9 +365,11 @@ int main(void)
     cancels_leave_nothing();
     what_is_missing_is_told();
     nobody_is_pushed_out(&while_it_is_read);
-    make_deep_model(16);
-    nobody_is_pushed_out(&behind_it);
-    exempt_layers_stay();
+    if (!TAP_SANITIZED) { /* like the first */
+        make_deep_model(16);
+        nobody_is_pushed_out(&behind_it);
+        exempt_layers_stay();
+    }
     unlink(model_path);
     return tap_done();
 }
