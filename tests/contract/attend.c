@@ -499,7 +499,8 @@ int main(void)
             how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){8, 8, 1, 128}, 530);
             how_a_prompt_is_cut_changes_no_bit(isa, (struct shape){16, 10, 2, 64}, 270);
         }
-        a_batch_of_sixteen_changes_no_bit(isa);
+        if (!TAP_SANITIZED || isa == ISA_SCALAR)
+            a_batch_of_sixteen_changes_no_bit(isa);
         a_spoilt_row_spoils_no_other(isa);
         kept = KV_E4M3;
         every_shape_agrees_with_float64(isa);

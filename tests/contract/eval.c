@@ -452,9 +452,11 @@ static void the_page_has_every_piece_and_keeps_what_it_measured(void)
     is_int(verb(line), 0, "once more");
     snprintf(path, sizeof path, "%s/quality.md", dir);
     ok(strstr(read_page(path), "0.4321") != NULL, "what was measured is not measured again");
-    snprintf(line + strlen(line), sizeof line - strlen(line), " --seed 43");
-    is_int(verb(line), 0, "with another seed");
-    ok(strstr(read_page(path), "0.4321") == NULL, "but a piece of another seed is");
+    if (!TAP_SANITIZED) {
+        snprintf(line + strlen(line), sizeof line - strlen(line), " --seed 43");
+        is_int(verb(line), 0, "with another seed");
+        ok(strstr(read_page(path), "0.4321") == NULL, "but a piece of another seed is");
+    }
     snprintf(line, sizeof line, "rm -r %s", dir);
     ok(system(line) == 0, "removed");
 }
