@@ -20,8 +20,9 @@
  *
  * Sealing (cache/kv.h): no step of a sequence that attends by plan crosses a border, nor the end of its
  * prompt; what is due is sealed before the first row behind the border. On a loose backend rows of the
- * prompt, which attend everything, do cross borders where HBM has room for them: only the order of their sums can tell. Several rows that attend by plan
- * go in one step only when a RESIDENT sequence computes again what it had before a preemption. */
+ * prompt, which attend everything, do cross borders where HBM has room for them: only the order of their
+ * sums can tell. Several rows that attend by plan go in one step only when a RESIDENT sequence computes
+ * again what it had before a preemption. */
 #ifndef ENGINE_SCHED_H
 #define ENGINE_SCHED_H
 

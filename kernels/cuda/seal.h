@@ -6,8 +6,9 @@
  * only order of positions. Where partitions are pages without outliers, move, which has all rows at hand,
  * leaves their means, and digest reads no rows.
  *
- * Numbers of fp8 pages are bf16 numbers too, and read as such. A bf16 of K is an exact float; all sums are floats. Where a sum's order is that of the rows, it is the
- * CPU's too, bit for bit: means, bounds. Sums over channels and of whole nodes have other orders. */
+ * Numbers of fp8 pages are bf16 numbers too, and read as such. A bf16 of K is an exact float; all sums are
+ * floats. Where a sum's order is that of the rows, it is the CPU's too, bit for bit: means, bounds. Sums over
+ * channels and of whole nodes have other orders. */
 #ifndef KERNELS_CUDA_SEAL_H
 #define KERNELS_CUDA_SEAL_H
 

@@ -10,7 +10,6 @@
  *
  * Block tables and lists of records are found again by their host address: append, attend, score and
  * select of all layers read one copy. */
-#include "kernels/cuda/plan.h"
 #include "kernels/cuda/replay.h"
 
 #include <stdlib.h>

@@ -316,8 +316,8 @@ static void the_same_in_pages_of_fp8(void)
         neighbours_change_nothing();
         residence_changes_nothing();
         what_is_computed_again_is_the_same();
-        hits_change_nothing(wave, true);
     }
+    hits_change_nothing(wave, true);
     kept = KV_BF16;
 }
 

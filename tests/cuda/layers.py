@@ -86,7 +86,8 @@ def compare(name, want, got):
     first = [abs(a[1][0] - b[1][0]) for a, b in zip(want, got)]
     print(f"# {name}: first tokens that are the same, of {OUT}: {same}; log-probabilities off by {max(first or [9]):.2g} (first), {max(off or [9]):.2g}")
     ok(len(got) == PROMPTS and max(first or [9]) < FIRST, f"{name}: the first tokens are as likely as with all in HBM", want, got)
-    ok(not JUDGED or sum(same) > PROMPTS * OUT // 2 and max(off) < NEAR, f"{name}: and the answers go on alike", want, got)
+    if JUDGED:
+        ok(sum(same) > PROMPTS * OUT // 2 and max(off or [9]) < NEAR, f"{name}: and the answers go on alike", want, got)
 
 
 def leaves(name, server, prompt):

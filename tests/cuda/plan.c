@@ -4,6 +4,7 @@
 #include "cache/residency.h"
 #include "kernels/core/digest.h"
 #include "kernels/cuda_api.h"
+#include "tests/cuda/noise.h"
 #include "tests/tap.h"
 
 #include <math.h>
@@ -13,21 +14,6 @@
 enum { DIM = 128, SINKS = 16, MAX_ROWS = 64, MAX_SEGMENTS = 1024, MAX_PAGES = MAX_SEGMENTS * 64 };
 
 static struct backend *gpu;
-
-static uint32_t hash(uint32_t a, uint32_t b)
-{
-    uint32_t x = a * 0x9e3779b1u ^ b * 0x85ebca6bu;
-    x ^= x >> 15;
-    x *= 0x2c1b3c6du;
-    x ^= x >> 12;
-    x *= 0x297a2d39u;
-    return x ^ x >> 15;
-}
-
-static float noise(uint32_t a, uint32_t b)
-{
-    return (float)hash(a, b) / 2147483648.0f - 1.0f;
-}
 
 static void *put(const void *from, size_t bytes)
 {

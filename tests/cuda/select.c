@@ -3,6 +3,7 @@
  * bits alone and in any batch. */
 #include "kernels/core/digest.h"
 #include "kernels/cuda_api.h"
+#include "tests/cuda/noise.h"
 #include "tests/tap.h"
 
 #include <math.h>
@@ -12,21 +13,6 @@
 enum { MAX_ROWS = 80, SINKS = 16 };
 
 static struct backend *cpu, *gpu;
-
-static uint32_t hash(uint32_t a, uint32_t b)
-{
-    uint32_t x = a * 0x9e3779b1u ^ b * 0x85ebca6bu;
-    x ^= x >> 15;
-    x *= 0x2c1b3c6du;
-    x ^= x >> 12;
-    x *= 0x297a2d39u;
-    return x ^ x >> 15;
-}
-
-static float noise(uint32_t a, uint32_t b)
-{
-    return (float)hash(a, b) / 2147483648.0f - 1.0f;
-}
 
 /* A geometry with records that say how many rows a cluster has, if partitions differ. */
 /* The backend knows a geometry by its address: none is used twice. */
