@@ -548,7 +548,14 @@ static bool is_due(const struct sched *s, const struct sequence *q)
 struct shares {
     uint32_t scored;  /* logits rows, for those that want every position scored */
     uint32_t spilled; /* chunks of SPILLED sequences: each reads all before it over PCIe */
+    bool answers;     /* those that came back in this step */
 };
+
+static struct shares all_shares(bool answers)
+{
+    return (struct shares){
+        .scored = SCHED_SCORED_ROWS, .spilled = SCHED_SPILLED_CHUNKS, .answers = answers};
+}
 
 /* Its rows attend all of what lies in DRAM, not by plan. */
 static bool reads_dram(const struct sequence *q)
@@ -559,7 +566,7 @@ static bool reads_dram(const struct sequence *q)
 static bool has_share(const struct shares *left, const struct sequence *q)
 {
     return (left->scored > 0 || !sequence_scores_prompt(q)) &&
-           (left->spilled > 0 || !reads_dram(q));
+           (left->spilled > 0 || !reads_dram(q)) && (left->answers || !sequence_decodes(q));
 }
 
 /* It has passed the one that is read layer by layer often enough. */
@@ -591,7 +598,8 @@ static void count_passed(struct sched *s)
 {
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        for (uint32_t k = s->plan_decodes; q->n_scheduled == 0 && k < s->n_plan; k++)
+        const bool waits = q->n_scheduled == 0 && !sequence_decodes(q);
+        for (uint32_t k = s->plan_decodes; waits && k < s->n_plan; k++)
             if (s->plan[k]->order > q->order)
                 q->passed_rows +=
                     reads_dram(q) && reads_dram(s->plan[k]) ? s->max_rows : s->plan[k]->n_scheduled;
@@ -613,9 +621,15 @@ static uint32_t prompt_rows(const struct sched *s, const struct sequence *q, uin
     return to_whole < rows && left - to_whole >= s->whole ? to_whole : rows;
 }
 
-static void plan_prompts(struct sched *s)
+/* So many rows of a prompt beside answers take longer than both by turns. */
+static bool better_apart(const struct sched *s, uint32_t rows)
 {
-    struct shares left = {.scored = SCHED_SCORED_ROWS, .spilled = SCHED_SPILLED_CHUNKS};
+    return s->whole > 0 && s->plan_decodes > 0 && rows >= s->whole / 2;
+}
+
+static void plan_prompts(struct sched *s, bool answers)
+{
+    struct shares left = all_shares(answers);
     const uint32_t most = min_u32(s->max_rows, s->plan_rows + sched_chunk(s));
     for (struct sequence *q; s->plan_rows < most && (q = next_prompt(s, &left)) != NULL;) {
         uint32_t rows = prompt_rows(s, q, most - s->plan_rows);
@@ -623,6 +637,9 @@ static void plan_prompts(struct sched *s)
             rows = min_u32(rows, left.scored);
             left.scored -= rows;
         }
+        s->prompts_turn = better_apart(s, rows);
+        if (s->prompts_turn)
+            break;
         plan_add(s, q, rows);
         left.spilled -= reads_dram(q) && left.spilled > 0;
     }
@@ -664,13 +681,17 @@ static void plan_step(struct sched *s, uint64_t now_us,
     uint64_t retired = s->n_retired;
     if (plan_fills(s) || plan_last_unit(s))
         return;
-    plan_decodes(s);
+    const struct shares prompts = all_shares(false);
+    const bool answers = !s->prompts_turn || next_prompt(s, &prompts) == NULL;
+    s->prompts_turn = false;
+    if (answers)
+        plan_decodes(s);
     /* Admission before the prompts' share: a short new prompt may overtake a long one at once. After
      * somebody had to go nobody is admitted in the same step: that would undo it. */
     if (s->n_retired == retired)
         admit_waiting(s, now_us, admitted, refuse, arg);
     if (s->n_plan > 0 || !plan_fills(s))
-        plan_prompts(s);
+        plan_prompts(s, answers);
 }
 
 bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, struct sequence *q),

@@ -4,8 +4,10 @@
  * in chunks, the shortest remainder first; one that younger prompts have passed with as many rows as it
  * has, and with MAX_BYPASS steps' rows at least, is served before the others, oldest first. So a long
  * prompt delays running answers by at most one chunk, short prompts pass long ones, and none waits for
- * ever. A step has at most SPILLED_CHUNKS chunks of SPILLED sequences: those of many conversations that come
- * back at once would hold the first token of each until all of them are read from DRAM.
+ * ever. Where the device has chunks of its own (`whole`), large ones and answers take turns: a step of answers,
+ * with short prompts, then one of prompts alone. A step has at most SPILLED_CHUNKS chunks of SPILLED
+ * sequences: those of many conversations that come back at once would hold the first token of each until all
+ * of them are read from DRAM.
  *
  * A prompt that HBM cannot hold is read layer by layer (layer_major.h), a unit of it behind each step's rows, several
  * where there are none, and the last one in a step of its own. The same rule for younger prompts holds.
@@ -45,6 +47,7 @@ struct sched {
     /* Chunks of prompts that the device is quickest with: so many rows from a multiple of them on. Then prompts have so
      * many rows of a step, whatever decodes beside them, and max_rows has room for both. The owner's to set; 0: any. */
     uint32_t whole;
+    bool prompts_turn; /* a chunk had to wait for a step without answers: the next one */
     bool prefix_caching;
     struct sequence *first, *last; /* waiting, in order of submission */
     struct sequence **running;     /* [n_running], in order of admission */

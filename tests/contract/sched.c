@@ -14,11 +14,13 @@ static void world_open(struct world *w, uint32_t blocks, uint32_t max_seqs, uint
     world_open_sized(w, &z);
 }
 
-static void random_traffic_always_ends(uint64_t seed, bool caching)
+static void random_traffic_always_ends(uint64_t seed, bool caching, bool by_turns)
 {
     struct world w;
     rng_state = seed;
     world_open(&w, 40 + rnd(100), 1 + rnd(16), 16 + rnd(100), caching);
+    if (by_turns)
+        w.s.whole = w.s.max_rows - w.s.max_seqs / 2;
     for (int i = 0; i < 3000; i++) {
         if (rnd(4) == 0)
             submit(&w, 1 + rnd(200), 1 + rnd(rnd(5) == 0 ? 600 : 60), rnd(5), 0);
@@ -39,7 +41,8 @@ static void random_traffic_always_ends(uint64_t seed, bool caching)
     ok(w.finished + w.refused == w.submitted && w.s.n_sequences == 0, "every sequence ended");
     ok(w.refused == w.too_large, "only what can never fit was refused (%u)", w.refused);
     ok(w.rows_bounded, "no step was larger than allowed and every row had a block");
-    ok(w.answers_advance, "every running answer got its row in every step");
+    ok(w.answers_advance, "every running answer got its row in every step%s",
+       by_turns ? ", or in every other one" : "");
     ok(w.preempted_max <= SCHED_MAX_PREEMPTIONS, "no sequence was preempted more than twice");
     ok(!w.passed_too_often, "no prompt was passed without bound");
     ok(all_blocks_home(&w), "every block came home");
@@ -63,7 +66,7 @@ static void a_short_prompt_overtakes_a_long_one(void)
 
 /* How often a step had so many rows of q, and whether any of them began elsewhere than at a multiple. */
 struct chunks {
-    uint32_t whole, apart, least, most_rows;
+    uint32_t whole, apart, least, most_rows, steps;
 };
 
 static struct chunks read_all(struct world *w, struct sequence *q, uint32_t whole)
@@ -73,6 +76,9 @@ static struct chunks read_all(struct world *w, struct sequence *q, uint32_t whol
         const uint32_t before = q->n_computed;
         step(w);
         const uint32_t rows = q->n_computed - before;
+        c.steps++;
+        if (rows == 0)
+            continue;
         c.whole += rows == whole;
         c.apart += rows == whole && before % whole != 0;
         c.least = rows < c.least ? rows : c.least;
@@ -87,25 +93,34 @@ static void chunks_are_whole_beside_answers(void)
     struct world w;
     world_open(&w, 4000, SEQS, WHOLE + SEQS, true);
     w.s.whole = WHOLE;
-    for (uint32_t i = 0; i < 3; i++)
-        submit(&w, 10, 2000, 3 + i, 0);
+    struct sequence *answer = submit(&w, 10, 2000, 3, 0);
+    submit(&w, 10, 2000, 4, 0);
+    submit(&w, 10, 2000, 5, 0);
     step(&w);
     struct sequence *a = submit(&w, 5 * WHOLE + 20, 4, 1, 0);
     struct chunks c = read_all(&w, a, WHOLE);
     ok(c.whole == 5 && c.apart == 0,
        "a prompt beside three answers is read in whole chunks (%u, %u)", c.whole, c.apart);
-    ok(c.most_rows == WHOLE + 3, "whose rows come on top (%u)", c.most_rows);
-    struct sequence *b = submit(&w, WHOLE + 20, 4, 8, 0), *d = submit(&w, 5 * WHOLE, 4, 9, 0);
+    ok(c.most_rows == WHOLE && c.steps == 11 && sequence_n_output(answer) == 7,
+       "by turns with them (%u, %u, %u)", c.most_rows, c.steps, sequence_n_output(answer));
+    struct sequence *b = submit(&w, WHOLE + 50, 4, 8, 0), *d = submit(&w, 5 * WHOLE, 4, 9, 0);
     c = read_all(&w, b, WHOLE);
-    ok(d->n_computed == WHOLE - 20, "what a prompt leaves of its last step is the next one's");
+    ok(d->n_computed == WHOLE - 50, "what a prompt leaves of its last step is the next one's");
     c = read_all(&w, d, WHOLE);
-    ok(c.whole == 4 && c.apart == 0 && c.least == 20,
+    ok(c.whole == 4 && c.apart == 0 && c.least == 50,
        "which then goes on to where whole chunks begin (%u, %u, %u)", c.whole, c.apart, c.least);
-    struct sequence *e = submit(&w, WHOLE + 30, 4, 10, 0), *f = submit(&w, WHOLE + 20, 4, 11, 0);
+    struct sequence *e = submit(&w, WHOLE + 52, 4, 10, 0), *f = submit(&w, WHOLE + 50, 4, 11, 0);
     read_all(&w, f, WHOLE);
     c = read_all(&w, e, WHOLE);
-    ok(e->n_computed == WHOLE + 30 && c.least == WHOLE + 30 - (WHOLE - 20),
-       "and not where none would follow (%u)", c.least);
+    ok(e->n_computed == WHOLE + 52 && c.apart == 1 && c.least == 52 - (WHOLE - 50),
+       "and not where none would follow (%u, %u)", c.apart, c.least);
+    struct sequence *g = submit(&w, 5 * WHOLE, 4, 12, 0);
+    step(&w);
+    step(&w);
+    struct sequence *h = submit(&w, 20, 4, 13, 0);
+    step(&w);
+    ok(g->n_computed == WHOLE && sequence_n_output(h) == 1,
+       "a short prompt that came meanwhile is answered with the answers, before the next chunk");
     world_close(&w);
 }
 
@@ -207,7 +222,7 @@ int main(int argc, char **argv)
 {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     for (uint64_t i = 0; i < 10; i++)
-        random_traffic_always_ends(seed + i, i % 3 != 0);
+        random_traffic_always_ends(seed + i, i % 3 != 0, i % 2 != 0);
     a_short_prompt_overtakes_a_long_one();
     chunks_are_whole_beside_answers();
     the_long_prompt_is_not_starved();

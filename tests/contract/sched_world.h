@@ -108,6 +108,7 @@ struct world {
     uint32_t submitted, finished, refused, too_large, preempted_max;
     uint32_t blocks, dram;
     bool rows_bounded, answers_advance, slots_suffice, borders_kept, marks_right, passed_too_often;
+    bool answers_waited; /* in the last step: chunks of prompts had it for themselves */
 };
 
 struct size {
@@ -268,6 +269,7 @@ static void check_plan(struct world *w)
 {
     const struct sched *s = &w->s;
     uint32_t rows = 0;
+    bool waits = false;
     for (uint32_t i = 0; i < s->n_plan; i++) {
         const struct sequence *q = s->plan[i];
         rows += q->n_scheduled;
@@ -279,17 +281,19 @@ static void check_plan(struct world *w)
     }
     if (rows != s->plan_rows || rows > s->max_rows || s->n_running > s->max_seqs)
         w->rows_bounded = false;
-    /* Every running answer is in the plan. */
     for (uint32_t i = 0; i < s->n_running; i++) {
         const struct sequence *q = s->running[i];
-        if (sequence_decodes(q) && q->n_scheduled != 1)
-            w->answers_advance = false;
+        waits |= sequence_decodes(q) && q->n_scheduled != 1;
         if (q->n_preempted > w->preempted_max)
             w->preempted_max = q->n_preempted;
         /* Those that are due wait for each other, which passes nobody; a step is not cut in the middle. */
         if (q->passed_rows > q->n_prompt + (SCHED_MAX_BYPASS + 16) * (uint64_t)s->max_rows)
             w->passed_too_often = true;
     }
+    /* Every running answer is in the plan; or none of them, in one step, for chunks of prompts. */
+    if (waits && (s->whole == 0 || s->plan_decodes > 0 || w->answers_waited))
+        w->answers_advance = false;
+    w->answers_waited = waits;
 }
 
 /* Plans and "computes" one step; false: nothing to do. */
