@@ -220,6 +220,13 @@ def vllm_beside(folder):
        "what it did not measure stays as it is written down, and is told", text, err)
     words, sessions, seconds = peer.wanted(["poisson_ttft_s", "poisson_tpot_ms", "tok_s/6x130000", "start_s"])
     equal((words, sessions), (["6x130000", "poisson=0.15"], False), "only what is asked is run")
+    log = os.path.join(folder, "all.log")
+    with open(log, "w") as f:
+        for cell in peer.SECONDS:
+            batch, context = cell.split("x")
+            f.write(f'RESULT {{"what": "cell", "B": {batch}, "ctx": {context}, "first_ttft": 1, "decode_tok_s": 2, "step_ms": 3}}\n')
+    value = {"prefill_s": 1, "tok_s": 2, "step_ms": 3}
+    equal(peer.results(log), {key: value[key.split("/")[0]] for key in peer.CELLS}, "every number of every cell is found in a log")
 
 
 def vllm_through_http(folder):

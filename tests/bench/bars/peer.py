@@ -54,9 +54,9 @@ def results(path):
         elif r["what"] == "sessions":
             out.update(sessions_ttft2_s=r["ttft_p50_turn2"], sessions_ttft3_s=r["ttft_p50_turn3"], sessions_s=r["seconds"])
         elif r["what"] == "cell" and "error" not in r:
-            cell = f"{r['B']}x{r['ctx']}"
             got = {"step_ms": r["step_ms"], "prefill_s": r["first_ttft"], "tok_s": r["decode_tok_s"]}
-            out.update({f"{k}/{cell}": v for k, v in got.items() if CELLS.get(f"{k}/{cell}") == cell})
+            cell = f"{r['B']}x{r['ctx']}"
+            out.update({key: got[key.split("/")[0]] for key, of in CELLS.items() if of == cell})
     return out
 
 
