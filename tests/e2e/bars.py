@@ -125,8 +125,9 @@ def on_the_mock(out):
     ok(of(s, "poisson")[0]["verdict"] == "missed" and [x["verdict"] for x in of(s, "sessions")] == ["aim"] * 3, "whole loads", s["bars"])
     ok(of(s, "start")[0]["verdict"] == "met" and of(s, "host")[0]["unit"] == "µs", "the start, and the host's work")
     line, told = of(s, "one-1m-prompt")[0], raw(out, "one-1m-prompt")
-    ok(told["served"] and told["freed"] and 0.1 <= told["cancelled_at"] < 1 and told["left"] == {}, "a long prompt: cancelled, then served", told)
-    ok(line["value"] == 2 + (told["lines"] > 0), "and without a line of progress, which comes every 10 s, it is not good", line, told)
+    ok(told["first"]["tokens"] == 4 and told["freed"] and 0.1 <= told["cancelled_at"] < 1 and told["left"] == {}, "a long prompt: cancelled, then served", told)
+    ok(told["again"]["found"] > 2475 and told["apart"] == 0 and len(told["first"]["top"]) == 5, "and found when it is asked again", told)
+    ok(line["value"] == 3 + (told["lines"] > 0), "and without a line of progress, which comes every 10 s, it is not good", line, told)
 
 
 # ---- faults ----

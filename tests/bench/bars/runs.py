@@ -244,7 +244,7 @@ def ids(n, words, seed):
 def ask(server, prompt, patience):
     """A connection on which the answer, of four tokens, comes as a stream."""
     c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patience)
-    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "temperature": 0, "stream": True,
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "temperature": 0, "logprobs": 5, "stream": True,
             "stream_options": {"include_usage": True}}
     c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     return c
@@ -277,8 +277,8 @@ def cancelled(server, n, words, say):
 
 
 def served(server, n, words, patience):
-    """(seconds to the first token, whether all of it came)"""
-    began, first, tokens = time.monotonic(), None, 0
+    """seconds to the first token; its candidates, {token: log-probability}; tokens of the answer; of the prompt, found in the cache."""
+    began, first, top, usage = time.monotonic(), None, {}, {}
     answer = ask(server, ids(n, words, 2), patience).getresponse()
     for line in answer:
         if not line.startswith(b"data: {"):
@@ -288,10 +288,17 @@ def served(server, n, words, patience):
             raise Failed(str(event["error"]))
         if event.get("choices") and first is None:
             first = time.monotonic() - began
-        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            top = event["choices"][0]["logprobs"]["top_logprobs"][0]
+        usage = event.get("usage") or usage
     if answer.status != 200 or first is None:
         raise Failed(f"the prompt was answered with {answer.status}\n{last_lines(server.log)}")
-    return first, tokens == 4
+    return {"s": first, "top": top, "tokens": usage.get("completion_tokens", 0),
+            "found": (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)}
+
+
+def apart(a, b):
+    """The largest difference of what two answers say of the candidates that both have; -1: none."""
+    return max((abs(a[x] - b[x]) for x in a.keys() & b.keys()), default=-1)
 
 
 class Follower(threading.Thread):
@@ -321,10 +328,12 @@ def long_prompt(place, name, run, say):
     with Server(place, name, run.server) as server:
         progress = Follower(server, say)
         share, freed_s, left = cancelled(server, n, words, say)
-        first_s, whole = served(server, n, words, patience_of(run))
+        first = served(server, n, words, patience_of(run))
+        # The last rows are attended by other kernels now: those of few queries.
+        again = served(server, n, words, 60)
         progress.stop()
-    out = {"tokens": n, "cancelled_at": share, "freed": not left and 0 < share < 1, "freed_s": freed_s, "left": left, "first_s": first_s,
-           "served": whole, "lines": progress.lines, "ready_s": server.ready_s}
+    out = {"tokens": n, "cancelled_at": share, "freed": not left and 0 < share < 1, "freed_s": freed_s, "left": left, "first": first,
+           "again": again, "apart": apart(first["top"], again["top"]), "lines": progress.lines, "ready_s": server.ready_s}
     with open(place.file(name + ".json"), "w") as f:
         json.dump(out, f, indent=1)
     return out
