@@ -159,7 +159,8 @@ CUDA_ARCHS ?= 80 89 90a
 CUDA_SRC  := $(wildcard kernels/cuda/*.cu)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o) $(B)/kernels/cuda/dtype.o
 CUDA_ALL  := $(wildcard kernels/cuda/*.cu kernels/cuda/*.h tests/cuda/*.c tests/cuda/*.h tests/cuda/*.cu tests/cuda/preload/*.cu tests/cuda/dry/*.c tests/cuda/dry/*.cu)
-NVCCFLAGS  = -std=c++17 -O3 -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
+CUDA_OPTIM ?= -O3
+NVCCFLAGS  = -std=c++17 $(CUDA_OPTIM) -lineinfo $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
              -Werror all-warnings -Xcompiler -fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden \
              -DCUDA_ARCHS='"$(CUDA_ARCHS)"' -I. -MMD -MP
 CUDA_TESTS := $(patsubst tests/%,$(B)/tests/%,$(basename $(filter-out tests/cuda/bench_%,$(wildcard tests/cuda/*.c tests/cuda/*.cu))))
