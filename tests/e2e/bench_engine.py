@@ -29,7 +29,8 @@ def steps_are_the_mocks():
                             "300,3000,9000", "--sparse", "dense,wave", "--sparse-min-rows", "256", "--steps", "20")
     ok(rc == 0 and len(s["rows"]) == 12, "two batches, three contexts, two plug-ins", out, err)
     good = [r for r in s["rows"] if r["context"] < 9000]
-    ok(all(0.98 * STEP_MS <= r["ms"] < 2 * STEP_MS and 0.98 * STEP_MS <= r["ms_p50"] < 1.4 * STEP_MS for r in good), "a step takes its time",
+    # The upper ends only tell a step from a warm-up or a unit: this machine does other work, too.
+    ok(all(0.98 * STEP_MS <= r["ms"] < 10 * STEP_MS and 0.98 * STEP_MS <= r["ms_p50"] < 5 * STEP_MS for r in good), "a step takes its time",
        good)
     ok(all(abs(r["tok_s"] - r["batch"] * 1000 / r["ms"]) < 1 and r["running"] == r["batch"] and r["steps"] == 20 for r in good),
        "every sequence gets a token in every step", good)
