@@ -16,12 +16,14 @@ enum message_kind {
     MSG_SUBMIT = 1,
     MSG_CANCEL,
     MSG_QUIT,
+    MSG_TENANT,
     /* engine -> loop */
     MSG_SCHEDULED,
     MSG_TOKEN,
     MSG_PROMPT,
     MSG_DONE,
     MSG_STEP,
+    MSG_TENANT_STATE,
     MSG_FAILED, /* the engine thread has ended: nothing more comes; text in msg_failed */
 };
 
@@ -50,6 +52,8 @@ struct msg_submit {
     uint32_t
         n_filled; /* `spind bench`, never the API: so many first positions of the prompt get random K
                           and V instead of computed ones; less than n_prompt */
+    uint32_t tenant;  /* whose it is; 0 without tenants */
+    int32_t priority; /* inside its tenant: the smaller goes first, as vLLM has it */
     uint32_t pad;
     struct sparse_choice sparse; /* validated by the API; zeros: dense */
 };
@@ -61,6 +65,19 @@ struct msg_cancel {
 
 struct msg_quit {
     struct msg_head head;
+};
+
+/* What a tenant is entitled to, from now on. A tenant that was never told of has weight 1 and no bounds. Tenants are
+ * small numbers, which the API gives out and takes back (engine/tenant.h). */
+enum { MAX_TENANTS = 1024 };
+struct msg_tenant {
+    struct msg_head head;
+    uint32_t tenant;
+    float
+        weight; /* > 0: its share of rows, of hot sets and of the bus where others want them, too */
+    uint32_t max_running; /* sequences at a time; 0: no bound */
+    uint32_t pad;
+    uint64_t max_kv_bytes[2]; /* by tier, HBM and DRAM; 0: no bound */
 };
 
 /* The sequence left the queue and will be computed: its queue timeout no longer applies. Sent once,
@@ -152,6 +169,17 @@ struct msg_step {
     uint32_t running, waiting;
     uint32_t step_tokens; /* rows of this step */
     uint32_t step_decodes;
+};
+
+/* What a tenant has now, and had so far. Behind a MSG_STEP, for tenants that something changed of, now and then. */
+struct msg_tenant_state {
+    struct msg_head head;
+    uint32_t tenant;
+    uint32_t running, waiting, paused; /* sequences; paused ones are waiting, too */
+    uint64_t kv_bytes[2]; /* by tier; what several of its sequences share counts for each */
+    uint64_t prompt_tokens, output_tokens, cached_tokens; /* computed; found */
+    uint64_t preemptions;
+    double served; /* its virtual token counter (engine/tenant.h) */
 };
 
 struct msg_failed {
