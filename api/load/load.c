@@ -67,6 +67,14 @@ struct load {
     struct crowd crowd;
     struct tally tally;
     uint32_t n_ticks;
+
+    /* The same load once more, beside users who ask without end: */
+    struct load_spec flood; /* users 0: nobody */
+    const char *flood_key;
+    double flood_lead; /* seconds that they are ahead */
+    struct wire_target flood_target;
+    struct crowd flood_crowd;
+    struct tally beside, flood_tally; /* tally is of the load alone, then */
 };
 
 /* ---- words ---- */
@@ -147,6 +155,23 @@ static status read_kind(struct load *l)
     return OK;
 }
 
+/* Its prompts are drawn as those of the load, from another seed. */
+static status read_flood(struct load *l)
+{
+    const struct load_spec *s = &l->spec;
+    l->flood.name = "flood";
+    l->flood.turns = 2; /* of which there is no last: each is composed when it is asked */
+    l->flood.insists = true;
+    l->flood.seed = s->seed + 1;
+    l->flood.first_id = s->first_id;
+    l->flood.last_id = s->last_id;
+    l->flood.text = s->text;
+    l->flood.chat = s->chat;
+    l->flood.model = s->model;
+    return wire_resolve(&l->flood_target, l->url, s->chat ? "chat/completions" : "completions",
+                        l->flood_key != NULL ? l->flood_key : l->key);
+}
+
 static status check(struct load *l)
 {
     if (find_workload(l->workload) == NULL)
@@ -157,6 +182,10 @@ static status check(struct load *l)
     TRY(read_slo(l));
     TRY(read_range(l));
     TRY(read_kind(l));
+    if (l->flood.users > 0)
+        TRY(read_flood(l));
+    else if (l->flood_key != NULL)
+        return err(ERR_ARG, "--flood-key: wanted is --flood-users, too");
     return wire_resolve(&l->target, l->url, l->spec.chat ? "chat/completions" : "completions",
                         l->key);
 }
@@ -165,7 +194,7 @@ static status check(struct load *l)
 
 static void tell(struct load *l, bool last)
 {
-    const struct tally *t = &l->tally;
+    const struct tally *t = l->crowd.tally;
     double s = (double)(clock_us() - t->started_us) / 1e6;
     uint64_t over = t->all.n_good + t->all.n_failed;
     uint64_t of = (uint64_t)l->spec.users * l->spec.turns;
@@ -195,7 +224,7 @@ static void on_interrupt(uv_signal_t *signal, int number)
 {
     struct load *l = signal->data;
     (void)number;
-    l->tally.interrupted = true;
+    l->crowd.tally->interrupted = true;
     user_crowd_stop(&l->crowd);
 }
 
@@ -209,31 +238,54 @@ static void raise_limit(uint32_t users)
     (void)setrlimit(RLIMIT_NOFILE, &r);
 }
 
+static struct crowd crowd_of(struct load *l, const struct load_spec *spec, struct tally *tally,
+                             const struct wire_target *target)
+{
+    tally->spec = spec;
+    tally->any_length = l->any_length;
+    return (struct crowd){.loop = &l->loop, .spec = spec, .target = target, .tally = tally};
+}
+
+/* The users of the flood come first, and stop when those of the load are done. */
+static void start_crowds(struct load *l, struct tally *tally, bool flooded)
+{
+    uint64_t lead_us = flooded ? (uint64_t)(l->flood_lead * 1e6) : 0;
+    l->crowd = crowd_of(l, &l->spec, tally, &l->target);
+    l->crowd.prompts = flooded; /* or the prefix cache would know them */
+    user_crowd_init(&l->crowd);
+    tally->started_us = clock_us() + lead_us;
+    if (flooded) {
+        l->flood_crowd = crowd_of(l, &l->flood, &l->flood_tally, &l->flood_target);
+        l->crowd.beside = &l->flood_crowd;
+        user_crowd_init(&l->flood_crowd);
+        l->flood_tally.started_us = clock_us();
+        user_crowd_start(&l->flood_crowd, 0);
+    }
+    user_crowd_start(&l->crowd, lead_us);
+}
+
 /* The loop until nobody is left; then our own handles, which do not keep it alive. */
-static void run(struct load *l)
+static void run(struct load *l, struct tally *tally, bool flooded)
 {
     CHECK(uv_loop_init(&l->loop) == 0);
     CHECK(uv_timer_init(&l->loop, &l->progress) == 0);
     CHECK(uv_signal_init(&l->loop, &l->interrupt) == 0);
     l->progress.data = l->interrupt.data = l;
-    l->tally.spec = &l->spec;
-    l->tally.any_length = l->any_length;
-    l->crowd = (struct crowd){
-        .loop = &l->loop, .spec = &l->spec, .target = &l->target, .tally = &l->tally};
-    user_crowd_init(&l->crowd);
+    l->n_ticks = 0;
+    start_crowds(l, tally, flooded);
     uv_timer_start(&l->progress, on_progress, PROGRESS_MS, PROGRESS_MS);
     uv_signal_start(&l->interrupt, on_interrupt, SIGINT);
     uv_unref((uv_handle_t *)&l->progress);
     uv_unref((uv_handle_t *)&l->interrupt);
-    l->tally.started_us = clock_us();
-    user_crowd_start(&l->crowd);
     uv_run(&l->loop, UV_RUN_DEFAULT);
-    l->tally.ended_us = clock_us();
+    tally->ended_us = l->flood_tally.ended_us = clock_us();
     tell(l, true);
     close_own(l);
     uv_run(&l->loop, UV_RUN_DEFAULT);
     CHECK(uv_loop_close(&l->loop) == 0);
     user_crowd_fini(&l->crowd);
+    if (flooded)
+        user_crowd_fini(&l->flood_crowd);
 }
 
 static void tell_workload(const struct load *l)
@@ -301,6 +353,12 @@ static int read_words(struct load *l, int argc, char **argv)
         {"any-length", ARGS_FLAG, &l->any_length, 0, 0, "answers may be shorter than asked"},
         {"timeout", ARGS_COUNT, &l->timeout_s, 1, 1e6, "seconds of silence that fail an answer"},
         {"slo", ARGS_LIST, &l->slo, 0, 0, "ttft=TIME,tpot=TIME: what goodput counts"},
+        {"flood-users", ARGS_COUNT, &l->flood.users, 1, 100000,
+         "once more, beside so many who ask without end: how much slower is that?"},
+        {"flood-key", ARGS_TEXT, &l->flood_key, 0, 0, "their key: that of another tenant"},
+        {"flood-in", ARGS_COUNT, &l->flood.in, 1, most, "tokens of their prompts (8192)"},
+        {"flood-out", ARGS_COUNT, &l->flood.out, 1, most, "tokens of their answers (256)"},
+        {"flood-lead", ARGS_NUMBER, &l->flood_lead, 0, 1e6, "seconds that they come earlier (5)"},
         {"json", ARGS_TEXT, &l->json, 0, 0, "write all numbers to this file"},
         {"svg", ARGS_TEXT, &l->svg, 0, 0, "draw the distributions into this file"},
         {"quiet", ARGS_FLAG, &l->quiet, 0, 0, "no progress on stderr"},
@@ -330,6 +388,25 @@ static void set_presets(struct load *l, const char *workload)
     l->url = "http://127.0.0.1:8000";
     l->kind = "ids";
     l->timeout_s = 600;
+    l->flood.in = 8192;
+    l->flood.out = 256;
+    l->flood_lead = 5;
+}
+
+static bool is_bad(const struct tally *t)
+{
+    return t->all.n_failed > 0 || t->n_unfinished > 0 || t->interrupted;
+}
+
+/* Once, or once alone and once beside the flood. */
+static status run_all(struct load *l)
+{
+    const bool flooded = l->flood.users > 0;
+    run(l, &l->tally, false);
+    if (!flooded || l->tally.interrupted)
+        return tally_report(&l->tally, NULL, NULL, l->url, l->json, l->svg);
+    run(l, &l->beside, true);
+    return tally_report(&l->beside, &l->tally, &l->flood_tally, l->url, l->json, l->svg);
 }
 
 int load_verb(int argc, char **argv)
@@ -341,16 +418,16 @@ int load_verb(int argc, char **argv)
         mem_free(l);
         return code;
     }
-    l->target.timeout_s = l->timeout_s;
-    raise_limit(l->spec.users);
+    l->target.timeout_s = l->flood_target.timeout_s = l->timeout_s;
+    raise_limit(l->spec.users + l->flood.users);
     tell_workload(l);
-    run(l);
-    status st = tally_report(&l->tally, l->url, l->json, l->svg);
+    status st = run_all(l);
     if (st != OK)
         fprintf(stderr, "spind bench serve: %s\n", err_text());
-    code =
-        st != OK || l->tally.all.n_failed > 0 || l->tally.n_unfinished > 0 || l->tally.interrupted;
+    code = st != OK || is_bad(&l->tally) || is_bad(&l->beside);
     tally_fini(&l->tally);
+    tally_fini(&l->beside);
+    tally_fini(&l->flood_tally);
     mem_free(l);
     return code;
 }

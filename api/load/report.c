@@ -116,6 +116,26 @@ static double seconds(const struct tally *t)
     return (double)(t->ended_us - t->started_us) / 1e6;
 }
 
+/* How much slower the load was beside the flood than alone. */
+static void add_flood(cJSON *sheet, struct tally *t, struct tally *alone, struct tally *flood)
+{
+    static const struct {
+        const char *key;
+        double q;
+    } ratios[] = {{"ttft_p50_ratio", 0.5}, {"ttft_p99_ratio", 0.99}};
+    cJSON *w = cJSON_AddObjectToObject(sheet, "flood");
+    add_row(sheet, "alone", &alone->all);
+    add_row(sheet, "flood", &flood->all);
+    cJSON_AddNumberToObject(w, "users", flood->spec->users);
+    cJSON_AddNumberToObject(w, "in", flood->spec->in);
+    cJSON_AddNumberToObject(w, "out", flood->spec->out);
+    cJSON_AddNumberToObject(w, "tokens_seen", (double)flood->tokens_seen);
+    for (size_t i = 0; i < ARRAY_LEN(ratios) && t->all.n_good > 0 && alone->all.n_good > 0; i++)
+        cJSON_AddNumberToObject(w, ratios[i].key,
+                                quantile_ms(&t->all.ttft, ratios[i].q) /
+                                    quantile_ms(&alone->all.ttft, ratios[i].q));
+}
+
 static cJSON *make_sheet(struct tally *t, const char *url)
 {
     const struct load_spec *s = t->spec;
@@ -190,6 +210,19 @@ static void print_notes(const struct tally *t)
         printf("  %6u  others\n", t->n_other_errors);
 }
 
+static void print_flood(const cJSON *sheet, const struct tally *flood)
+{
+    const cJSON *w = cJSON_GetObjectItem(sheet, "flood");
+    printf("beside a flood of %u users (%u in, %u out; %llu answers, %llu refused or failed, %llu "
+           "tokens): TTFT %.2fx at p50, %.2fx at p99 of alone\n",
+           flood->spec->users, flood->spec->in, flood->spec->out,
+           (unsigned long long)flood->all.n_good, (unsigned long long)flood->all.n_failed,
+           (unsigned long long)flood->tokens_seen, sheet_number(w, "ttft_p50_ratio"),
+           sheet_number(w, "ttft_p99_ratio"));
+    for (uint32_t i = 0; i < flood->n_errors; i++)
+        printf("  %6u  %s\n", flood->errors[i].n, flood->errors[i].text);
+}
+
 static void print_report(const struct tally *t, const cJSON *sheet)
 {
     sheet_print(stdout, cJSON_GetObjectItem(sheet, "rows"), columns, ARRAY_LEN(columns));
@@ -232,10 +265,15 @@ static status save_plot(struct tally *t, const char *file)
     return st;
 }
 
-status tally_report(struct tally *t, const char *url, const char *json, const char *svg)
+status tally_report(struct tally *t, struct tally *alone, struct tally *flood, const char *url,
+                    const char *json, const char *svg)
 {
     cJSON *sheet = make_sheet(t, url);
+    if (flood != NULL)
+        add_flood(sheet, t, alone, flood);
     print_report(t, sheet);
+    if (flood != NULL)
+        print_flood(sheet, flood);
     status st = sheet_save(sheet, json);
     if (st == OK && svg != NULL)
         st = save_plot(t, svg);

@@ -8,6 +8,7 @@ struct load_spec {
     const char *name;
     uint32_t users; /* each asks `turns` times, one after the other */
     uint32_t turns;
+    bool insists;      /* for ever: what fails or is refused is asked again after a second */
     bool keeps;        /* a prompt holds the user's document and all that was said before */
     double rate;       /* > 0: users arrive so many a second, with exponential gaps (Poisson) */
     double stagger;    /* rate 0: seconds between two users' arrivals */

@@ -55,7 +55,9 @@ void tally_unfinished(struct tally *t, struct answer *a);
 void tally_stand_ins(struct tally *t);
 void tally_fini(struct tally *t);
 
-/* The report: a table on stdout, and files if they are named. what: what ran against what. ERR_IO. */
-status tally_report(struct tally *t, const char *url, const char *json, const char *svg);
+/* The report: a table on stdout, and files if they are named. alone, flood: the same load by itself, and those who
+ * were beside it in t; both or none. ERR_IO. */
+status tally_report(struct tally *t, struct tally *alone, struct tally *flood, const char *url,
+                    const char *json, const char *svg);
 
 #endif

@@ -18,6 +18,11 @@ static const char *const words[] = {
     " him", " out",   " into", " time", " could", " now",   " than", " only", " its",  " then",
     " two", " more",  " may",  " about"};
 
+enum {
+    AGAIN_US = 1000000,    /* who insists is no more patient than this, whatever it is told */
+    SEEDS_APART = 7777777, /* of prompts that come at the same times */
+};
+
 struct user {
     struct crowd *crowd;
     struct wire *wire;
@@ -168,12 +173,15 @@ static void sleep_us(struct user *u, uint64_t us)
 
 static void end(struct user *u)
 {
+    struct crowd *c = u->crowd;
     if (u->ended)
         return;
     u->ended = true;
-    u->crowd->n_left--;
+    c->n_left--;
     wire_destroy(u->wire);
     uv_close((uv_handle_t *)&u->timer, NULL);
+    if (c->n_left == 0 && c->beside != NULL)
+        user_crowd_stop(c->beside);
 }
 
 static void ask(struct user *u)
@@ -193,7 +201,7 @@ static void ask(struct user *u)
 static void on_timer(uv_timer_t *t)
 {
     struct user *u = t->data;
-    if (u->turn < u->crowd->spec->turns)
+    if (u->turn < u->crowd->spec->turns || u->crowd->spec->insists)
         ask(u);
     else
         end(u);
@@ -263,7 +271,7 @@ static void on_done(void *arg, const struct wire_result *r, uint64_t now_us)
         tally_stand_ins(u->crowd->tally);
     /* Without the answer there is nothing to go on from. */
     u->turn = good || !s->keeps ? u->turn + 1 : s->turns;
-    sleep_us(u, (uint64_t)(s->pause * 1e6));
+    sleep_us(u, good || !s->insists ? (uint64_t)(s->pause * 1e6) : AGAIN_US);
 }
 
 /* ---- all of them ---- */
@@ -293,6 +301,8 @@ void user_crowd_init(struct crowd *c)
         user_init(c, &c->users[i], (uint64_t)(at * 1e6));
         at += s->rate > 0 ? random_exponential(&c->random, s->rate) : s->stagger;
     }
+    if (c->prompts > 0)
+        random_init(&c->random, s->seed + SEEDS_APART * c->prompts);
     for (uint32_t i = 0; i < s->shared; i++)
         c->shared[i] = draw(c);
     for (uint32_t i = 0; i < s->users; i++)
@@ -302,10 +312,10 @@ void user_crowd_init(struct crowd *c)
         extend_prompt(&c->users[i]);
 }
 
-void user_crowd_start(struct crowd *c)
+void user_crowd_start(struct crowd *c, uint64_t after_us)
 {
     for (uint32_t i = 0; i < c->spec->users; i++)
-        sleep_us(&c->users[i], c->users[i].at_us);
+        sleep_us(&c->users[i], after_us + c->users[i].at_us);
 }
 
 void user_crowd_stop(struct crowd *c)

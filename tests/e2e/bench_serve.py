@@ -74,6 +74,22 @@ def numbers_are_the_mocks():
                           "--prompt-kind", "text", "--api-key", KEY)
     ok(rc == 0 and row(s)["good"] == 12, "prompts as text", out)
 
+    rc, s, out, _ = bench(url, "--workload", "poisson", "--requests", "6", "--rate", "20", "--in", "40", "--out", "5", *ids,
+                          "--flood-users", "30", "--flood-in", "400", "--flood-out", "20", "--flood-lead", "2")
+    flood = s["flood"]
+    ok(rc == 0 and (row(s)["good"], row(s, "alone")["good"]) == (6, 6) and flood["users"] == 30 and row(s)["cached"] == 0,
+       "the same load alone and beside a flood, with prompts that nobody knows", out)
+    ok(row(s, "flood")["good"] > 30 and row(s, "flood")["prompt_tokens"] == 400 and flood["tokens_seen"] > 20 * row(s, "flood")["good"],
+       "which asks again as soon as it is answered, and stops when the load is done", s["rows"])
+    ratio = row(s)["ttft_p99_ms"] / row(s, "alone")["ttft_p99_ms"]
+    ok(abs(flood["ttft_p99_ratio"] - ratio) < 1e-6 and f"{ratio:.2f}x at p99" in out, "and how much slower that was is told", out)
+    rc, s, out, _ = bench(url, "--workload", "poisson", "--requests", "3", "--rate", "20", "--in", "40", "--out", "5", *ids,
+                          "--flood-users", "4", "--flood-key", "wrong", "--flood-lead", "1.2")
+    ok(rc == 0 and row(s, "flood")["good"] == 0 and row(s, "flood")["failed"] >= 8 and "HTTP 401" in out,
+       "whom the server refuses asks again after a second, and spoils nothing", out)
+    rc, s, out, errors = bench(url, "--flood-key", "x")
+    ok(rc == 2 and s is None and "--flood-users" in errors, "a key of nobody is an error", errors)
+
     rc, s, out, _ = bench(url, "--workload", "poisson", "--requests", "8", "--rate", "200", "--in", "10", "--out", "5", *ids,
                           "--extra", '{"top_k": -5}')
     ok(rc == 1 and row(s)["failed"] == 8 and [e["n"] for e in s["errors"]] == [8] and "HTTP 400" in s["errors"][0]["text"]
