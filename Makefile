@@ -2,6 +2,7 @@
 # make test       set up and run every test     make demo       a chat and a completion, live
 # make bench      against llama.cpp             make lint       layout, includes, analysers
 # make fuzz       FUZZ_S seconds per parser     make format     let clang-format decide
+# make soak       SECONDS=600 of mixed traffic  SOAK_DEVICE=cpu with the default model; what is left over
 # make quality    write docs/quality.md (TEXT=) make clean      remove what was built
 # make dist       a folder that runs elsewhere  make test-cuda  what needs a GPU
 # make cuda-pack  both and tests/cuda/sanitize, for a GPU machine where nothing can be installed
@@ -77,7 +78,7 @@ PLUGINS += $(B)/tests/plugin/dense-cuda.so $(FAULT:%=$(B)/tests/plugin/fault-%-c
 TESTS   := $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/*.c)) $(call tests-of,unit) $(call tests-of,contract) $(call tests-of,e2e)
 
 .DEFAULT_GOAL := all
-.PHONY: all serve test demo bench quality lint fuzz format clean help tests fuzzers benches \
+.PHONY: all serve test demo bench quality lint fuzz soak format clean help tests fuzzers benches \
         format-check deps headers tidy cppcheck analyze force
 all: $(B)/spind $(if $(CUDA),$(B)/libspind_cuda.so)
 
@@ -250,6 +251,8 @@ quality: $(B)/spind # pieces that this very program measured before are kept in 
 	@$(if $(MODEL),,$(SETUP)/model.sh)
 	$(B)/spind eval quality --out docs --cache $(B)/quality $(if $(MODEL),--model '$(MODEL)') \
 	    $(if $(TEXT),--text '$(TEXT)') --json $(B)/quality.json
+soak: $(B)/spind # SOAK_DEVICE=cpu: with the default model
+	@SPIND=$(B)/spind SPIND_BUILD=$(B) python3 tests/e2e/soak.py $(or $(SECONDS),60)
 fuzz:
 	+@$(CALL) FUZZ_S='$(or $(FUZZ_S),30)' tests/fuzz/run
 
