@@ -65,7 +65,7 @@ FOLDERS := kernels kernels/cpu kernels/mock cache sparse engine engine/model eng
 # The fuzzers parse and do not compute.
 FOLDERS := $(if $(FUZZ),$(filter-out kernels/cpu,$(FOLDERS)),$(FOLDERS))
 SRC     := $(filter-out server/main.c,$(wildcard $(addsuffix /*.c,$(FOLDERS))))
-OBJ     := $(SRC:%.c=$(B)/%.o)
+OBJ     := $(SRC:%.c=$(B)/%.o) $(B)/api/page_files.o
 ALL     := $(wildcard $(addsuffix /*.[ch],$(FOLDERS) kernels/core tests tests/unit tests/contract \
            tests/e2e tests/fuzz tests/bench tests/plugin))
 tests-of = $(patsubst tests/%.c,$(B)/tests/%,$(wildcard tests/$(1)/*.c))
@@ -120,6 +120,12 @@ $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	$(call show,CC,$<)
 	$(Q)$(CC) $(CFLAGS) $(call isa-of,$<) -c $< -o $@
+# The files of the chat page as symbols: api/page.c.
+PAGE    := chat.html chat.css chat.js
+$(B)/api/page_files.o: $(PAGE:%=api/page/%)
+	@mkdir -p $(@D)
+	$(call show,LD,$@)
+	$(Q)cd api/page && $(LD) -r -b binary -z noexecstack -o $(CURDIR)/$@ $(PAGE)
 $(B)/libspind.a: $(OBJ)
 	$(call show,AR,$@)
 	@rm -f $@

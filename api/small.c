@@ -3,6 +3,7 @@
  * The answers are written by hand: shapes are those of vLLM (reference/api.md 1.2), and clients
  * compare them. Health is answered from what the loop knows, never by asking the engine. */
 #include "api/front.h"
+#include "api/page.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -241,6 +242,9 @@ static const struct route routes[] = {
     {OPEN("/livez", GET, ALLOW_GET, small_alive)},
     {OPEN("/readyz", GET, ALLOW_GET, small_health)},
     {OPEN("/ping", GET | POST, ALLOW_GET_POST, small_health)},
+    {OPEN("/ui", GET, ALLOW_GET, page_answer)},
+    {OPEN("/ui/chat.css", GET, ALLOW_GET, page_answer)},
+    {OPEN("/ui/chat.js", GET, ALLOW_GET, page_answer)},
     {SIMPLE("/version", small_version)},
     {SIMPLE("/load", small_load)},
     {SIMPLE("/metrics", small_metrics)},

@@ -364,7 +364,7 @@ const struct option options_table[] = {
      LIST(origins),
      .flags = OPTION_COMMA,
      .help = "Origins (https://app.example) whose pages may call this server; * for any. Default: "
-             "none, and a request with an Origin gets 403."},
+             "none but the server's own page, and a request with another Origin gets 403."},
     {.name = "trust-chat-input",
      .group = "security",
      FLAG(api.trust_chat_input),

@@ -4,7 +4,7 @@
  * lengths or two Hosts, is refused and ends the connection, since behind it nobody knows where the
  * next request starts. Host: a page whose name points to this machine must not reach a server that
  * trusts its network (DNS rebinding), so names are from a list. Origin: browsers of pages that are
- * not listed are refused. No state; the lists belong to the configuration. Loop thread. */
+ * neither from here nor listed are refused. No state; the lists belong to the configuration. Loop thread. */
 #include "server/rules.h"
 
 #include <string.h>
@@ -87,6 +87,18 @@ struct text_view rules_cors(const struct rules *r, const struct http_parse *p)
     return (struct text_view){NULL, 0};
 }
 
+/* Of a page that came from here (/ui), maybe through a proxy that ends TLS. Whose name Host may be was looked at. */
+static bool is_own_origin(const struct http_parse *p)
+{
+    struct text_view origin = http_parse_field(p, "origin"), host = http_parse_field(p, "host");
+    const char *end = host.p != NULL ? memchr(origin.p, ':', origin.len) : NULL;
+    size_t scheme = end != NULL ? (size_t)(end - origin.p) : 0;
+    const struct text_view is = {origin.p, scheme};
+    return (http_text_equal(is, "http") || http_text_equal(is, "https")) &&
+           origin.len == scheme + 3 + host.len && memcmp(end, "://", 3) == 0 &&
+           memcmp(end + 3, host.p, host.len) == 0;
+}
+
 struct http_refusal rules_check(const struct rules *r, const struct http_parse *p)
 {
     struct http_refusal bad;
@@ -96,7 +108,7 @@ struct http_refusal rules_check(const struct rules *r, const struct http_parse *
     if (!host_allowed(r, p))
         return (struct http_refusal){421, "misdirected_request",
                                      "This Host is not served here; see --allowed-hosts"};
-    if (http_parse_field(p, "origin").p != NULL && rules_cors(r, p).p == NULL)
+    if (http_parse_field(p, "origin").p != NULL && rules_cors(r, p).p == NULL && !is_own_origin(p))
         return (struct http_refusal){403, "origin_not_allowed",
                                      "This Origin is not allowed; see --cors-origin"};
     struct text_view expect = http_parse_field(p, "expect");

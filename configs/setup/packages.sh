@@ -1,5 +1,5 @@
 #!/bin/bash
-# usage: packages.sh [--check] GROUP...      groups: build demo test lint
+# usage: packages.sh [--check] GROUP...      groups: build demo test browser lint
 # Installs the Debian or Ubuntu packages that are missing, and touches nothing when none is.
 # --check only names them, and fails if there are any.
 . "$(dirname "$0")/lib.sh"
@@ -8,6 +8,7 @@ declare -A group=(
     [build]='build-essential libuv1-dev libcjson-dev libjemalloc-dev python3 python3-venv'
     [demo]='curl'
     [test]='perl curl valgrind strace clang-14 libclang-rt-14-dev clang-format-14'
+    [browser]='chromium chromium-driver'
     [lint]='clang-tidy-14 cppcheck clang-format-14'
 )
 

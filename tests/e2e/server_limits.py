@@ -261,6 +261,12 @@ def names(server, open_server):
     equal(got.statuses, [200], "with keys, any Host is served")
     got = server.get("/v1/models", "Origin: http://evil.example\r\n")
     ok(got.status == 403 and "ccess-control" not in got.head, "a foreign Origin gets 403 and no CORS header", got)
+    for origin, host, status in (("http://localhost:80", "localhost:80", 200), ("https://localhost", "localhost", 200),
+                                 ("http://localhost:81", "localhost:80", 403), ("http://localhost", "localhost:80", 403),
+                                 ("http:localhost", "localhost", 403), ("ftp://localhost", "localhost", 403), ("http://", "localhost", 403),
+                                 ("null", "localhost", 403), ("http://localhost.evil", "localhost", 403)):
+        got = server.talk(request("GET", "/v1/models", f"Origin: {origin}\r\nConnection: close\r\n", host=host))
+        ok(got.status == status and "ccess-control" not in got.head, f"Origin {origin} of Host {host}: {status}, the server's own page alone", got)
     got = server.talk(request("OPTIONS", "/v1/models", "Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\nConnection: close\r\n", key=None))
     ok(got.status == 403 and "ccess-control" not in got.head, "so does its preflight", got)
     good = "Origin: https://app.example\r\nConnection: close\r\n"
