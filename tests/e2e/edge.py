@@ -303,9 +303,12 @@ def system_calls(server):
             skip("C10: no request makes it connect or run a program", "strace may not attach here")
             return
         evil = "../../evil-path"
-        for field in "prompt", "model", "user", "suffix", "cache_salt", "stop", "request_id", "chat_template", "lora", "guided_grammar", "sparse", "plugin", "image_url":
+        for field in ("prompt", "model", "user", "suffix", "cache_salt", "stop", "request_id", "chat_template", "lora", "guided_grammar",
+                      "sparse",
+                      "plugin", "image_url"):
             ask(server, COMPLETION, {"prompt": "a", "max_tokens": 1, field: evil})
-            ask(server, CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/evil-path"}}]}], field: evil})
+            image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/evil-path"}}
+            ask(server, CHAT, {"messages": [{"role": "user", "content": [image]}], field: evil})
         ask(server, COMPLETION, {"prompt": "a", "sparse": {"plugin": evil}})
         ask(server, CHAT, {"messages": [{"role": evil, "content": evil, "name": evil}], "max_tokens": 1})
         for path in "/" + evil, "/v1/models/" + evil, "/%2e%2e/evil-path", "/v1/models/..%2fevil-path":
@@ -315,8 +318,10 @@ def system_calls(server):
         trace.wait()
         with open(log) as f:
             lines = f.read()
-    ok("/proc/self/" in lines and not re.search(r"\b(connect|execve)\(", lines), "C10: no request makes it connect or run a program", re.findall(r".*(?:connect|execve)\(.*", lines)[:3])
-    ok("evil-path" not in lines, "G2: no path that it opens has a byte of a request", [x for x in lines.splitlines() if "evil-path" in x][:3])
+    ok("/proc/self/" in lines and not re.search(r"\b(connect|execve)\(", lines), "C10: no request makes it connect or run a program",
+       re.findall(r".*(?:connect|execve)\(.*", lines)[:3])
+    ok("evil-path" not in lines, "G2: no path that it opens has a byte of a request",
+       [x for x in lines.splitlines() if "evil-path" in x][:3])
 
 
 def stuck_log():
@@ -324,7 +329,8 @@ def stuck_log():
     r, w = os.pipe()
     fcntl.fcntl(w, F_SETPIPE_SZ, 4096)
     server = _server.Server.__new__(_server.Server)
-    server.process = subprocess.Popen([_server.BINARY, "serve", "--device", "mock", "--port", "0", "--log-level", "debug"], stdout=subprocess.DEVNULL, stderr=w, env=clean_env())
+    server.process = subprocess.Popen([_server.BINARY, "serve", "--device", "mock", "--port", "0", "--log-level", "debug"],
+                                      stdout=subprocess.DEVNULL, stderr=w, env=clean_env())
     os.close(w)
     try:
         log = b""
@@ -354,7 +360,8 @@ def lost_device():
     for s in streams:
         s.sendall(request("POST", COMPLETION, JSON + "Connection: close\r\n", body, key=None))
     got = [Answers(*read_all(s)) for s in streams]
-    ok(all(g.closed == "fin" and b"[DONE]" not in g.raw and b'"error"' in g.raw for g in got), "F1: streams that a broken device cuts end with an error", got[:1])
+    ok(all(g.closed == "fin" and b"[DONE]" not in g.raw and b'"error"' in g.raw for g in got),
+       "F1: streams that a broken device cuts end with an error", got[:1])
     statuses = []
     while server.process.poll() is None and len(statuses) < 1000:
         try:
