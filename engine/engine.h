@@ -72,6 +72,9 @@ status engine_create(struct engine **out, const struct engine_config *cfg, void 
  * model. The same errors as engine_create. */
 typedef void engine_line(void *arg, const char *text);
 status engine_inspect(const struct engine_config *cfg, engine_line *line, void *arg);
+/* Whether such an engine could be: flags, the model's header and what they say of each other; no device is
+ * opened, no memory taken. One line of what would be loaded; none for the mock. */
+status engine_check(const struct engine_config *cfg, engine_line *line, void *arg);
 const struct engine_info *engine_info(const struct engine *e);
 struct mailbox *engine_mailbox(struct engine *e);
 status engine_start(struct engine *e); /* starts the thread */

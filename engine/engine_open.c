@@ -61,6 +61,12 @@ static status open_backend(struct engine *e)
     return err(ERR_ARG, "--device %s: there are auto, cpu, cuda and mock", device);
 }
 
+static status no_model(const struct engine_config *c)
+{
+    return err(ERR_ARG, "no model given: spind serve MODEL.gguf%s",
+               c->dummy ? ", or a config.json with --load-format dummy" : "");
+}
+
 static status open_model(struct engine *e)
 {
     if (e->cfg.model != NULL && e->cfg.dummy)
@@ -69,8 +75,7 @@ static status open_model(struct engine *e)
         return model_load(&e->model, e->be, e->cfg.model, e->cfg.max_model_len);
     if (strcmp(e->cfg.device, "mock") == 0)
         return model_create_mock(&e->model, e->be, e->cfg.max_model_len);
-    return err(ERR_ARG, "no model given: spind serve MODEL.gguf%s",
-               e->cfg.dummy ? ", or a config.json with --load-format dummy" : "");
+    return no_model(&e->cfg);
 }
 
 static void to_log(void *arg, const char *text)
@@ -595,4 +600,36 @@ const struct engine_info *engine_info(const struct engine *e)
 struct mailbox *engine_mailbox(struct engine *e)
 {
     return e->mail;
+}
+
+/* What only the model's shape can tell of the flags: whether head policy and plug-in suit it. */
+static status check_shape(struct engine *e, const struct model_shape *sh)
+{
+    struct kv_geometry geo =
+        kv_geometry_make(e->cfg.block_rows, sh->layers, sh->kv_heads, sh->head_dim);
+    struct sparse_instance in = {.plugin = sparse_at(e->cfg.sparse.plugin),
+                                 .choice = e->cfg.sparse};
+    kv_geometry_keep(&geo, e->cfg.kv_type);
+    TRY(classify(e, &geo));
+    return e->cfg.sparse.plugin == 0 ? OK : sparse_choice_check(&in.choice, &geo, &in.traits);
+}
+
+status engine_check(const struct engine_config *cfg, engine_line *line, void *arg)
+{
+    struct model_info mi;
+    char text[256];
+    TRY(check_config(cfg));
+    if (cfg->model == NULL)
+        return strcmp(cfg->device, "mock") == 0 ? OK : no_model(cfg);
+    TRY(model_check(&mi, cfg->model, cfg->dummy, cfg->max_model_len));
+    struct engine *e = mem_alloc(sizeof *e);
+    e->cfg = *cfg;
+    status st = check_shape(e, &mi.shape);
+    engine_close(e);
+    TRY(st);
+    snprintf(text, sizeof text, "%s (%s): %u layers, %u positions, %.2f GiB%s", mi.name,
+             mi.architecture, mi.shape.layers, mi.shape.max_positions,
+             (double)mi.weight_bytes / 1073741824.0, cfg->dummy ? " of weights to be made up" : "");
+    line(arg, text);
+    return OK;
 }

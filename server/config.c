@@ -464,3 +464,13 @@ bool config_is_open(const struct config *cfg)
 {
     return cfg->api_keys.n == 0 && !cfg->insecure_no_auth && !config_is_loopback(cfg);
 }
+
+status config_check_open(const struct config *cfg)
+{
+    if (!config_is_open(cfg))
+        return OK;
+    return err(ERR_ARG,
+               "--host %s is reachable from other machines and no API key is set: pass "
+               "--api-key-file FILE (or --api-key), or --insecure-no-auth if that is meant",
+               cfg->host);
+}

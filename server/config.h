@@ -45,10 +45,13 @@ void config_fini(struct config *cfg);
 
 /* Reachable from elsewhere, nobody is asked for a key, and nobody said that this is meant. */
 bool config_is_open(const struct config *cfg);
-bool config_is_loopback(const struct config *cfg); /* only this machine can connect */
+status config_check_open(const struct config *cfg); /* ERR_ARG if so, and what to do */
+bool config_is_loopback(const struct config *cfg);  /* only this machine can connect */
 
 /* "host=0.0.0.0 port=9000", without secrets; "" if everything is default. */
 void config_describe(const struct config *cfg, char *out, size_t room);
+/* The same, one to a line behind `indent`. */
+void config_print_changes(const struct config *cfg, const char *indent);
 void config_print_help(const struct config *cfg);
 /* The JSON file that would give this configuration, every key explained by a "//key" before it. */
 void config_print(const struct config *cfg);

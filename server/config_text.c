@@ -150,9 +150,21 @@ void config_print(const struct config *cfg)
     printf("\n}\n");
 }
 
+static const char *const sources[] = {"", " (file)", " (environment)", ""};
+
+void config_print_changes(const struct config *cfg, const char *indent)
+{
+    char text[4096];
+    for (uint32_t i = 0; i < options_count; i++) {
+        if (cfg->from[i] == CONFIG_DEFAULT)
+            continue;
+        options_text(&options_table[i], cfg, text, sizeof text);
+        printf("%s%s = %s%s\n", indent, options_table[i].name, text, sources[cfg->from[i]]);
+    }
+}
+
 void config_describe(const struct config *cfg, char *out, size_t room)
 {
-    static const char *const sources[] = {"", " (file)", " (environment)", ""};
     char text[512];
     size_t at = 0;
     out[0] = '\0';

@@ -78,6 +78,7 @@ static const struct verb {
     int (*run)(int argc, char **argv, const struct outside *out); /* argv: what follows the verb */
 } verbs[] = {
     {"serve", "serve a model over the OpenAI API; 'spind MODEL' is the same", serve_run},
+    {"check-config", "check the flags and files of serve, and say what it would use", check_run},
     {"eval", "measure the quality of sparse attention on a model", evaluate_run},
     {"calibrate", "measure which heads look far back, for --head-policy razor", calibrate_run},
     {"locality", "measure how local recorded selections are", locality_run},
@@ -94,7 +95,7 @@ static int help_run(int argc, char **argv, const struct outside *out)
     printf("spind %s: a serving daemon for large language models with long contexts\n\n",
            out->version);
     for (size_t i = 0; i < ARRAY_LEN(verbs); i++)
-        printf("  spind %-9s  %s\n", verbs[i].name, verbs[i].help);
+        printf("  spind %-12s  %s\n", verbs[i].name, verbs[i].help);
     printf("\nspind serve --help lists the options, --help=GROUP some of them.\n");
     return EXIT_OK;
 }

@@ -409,12 +409,8 @@ int serve_run(int argc, char **argv, const struct outside *out)
         config_print_help(&s->cfg);
     } else if (s->cfg.action == CONFIG_PRINT) {
         config_print(&s->cfg);
-    } else if (config_is_open(&s->cfg)) {
-        fprintf(stderr,
-                "spind: --host %s is reachable from other machines and no API key is set: "
-                "pass --api-key-file FILE (or --api-key), or --insecure-no-auth if that is "
-                "meant\n",
-                s->cfg.host);
+    } else if (config_check_open(&s->cfg) != OK) {
+        fprintf(stderr, "spind: %s\n", err_text());
         rc = EXIT_CONFIG;
     } else {
         log_set_level(level_of(s->cfg.log_level));

@@ -14,5 +14,8 @@ struct outside {
 
 /* argv: what follows the verb. */
 int serve_run(int argc, char **argv, const struct outside *out);
+/* The same words, read and checked, nothing served: EXIT_OK and what would be used; EXIT_USAGE: the flags, or a
+ * file that they name, are wrong; EXIT_CONFIG: they can be read, but not served. */
+int check_run(int argc, char **argv, const struct outside *out);
 
 #endif

@@ -304,9 +304,8 @@ static status load_all(struct loader *l)
     return m->be->ops->sync(m->be);
 }
 
-static void describe(struct loader *l)
+static void describe(const struct loader *l, struct model_info *info)
 {
-    struct model_info *info = &l->m->info;
     struct text_view name;
     const char *slash = strrchr(l->path, '/'), *base = slash ? slash + 1 : l->path;
     snprintf(info->architecture, sizeof info->architecture, "%s", l->plan->family->name);
@@ -364,7 +363,7 @@ static status load_model(struct model **out, struct backend *be, const char *pat
     m->info.n_end_ids = v->n_end_ids;
     m->layers = mem_alloc(p->shape.layers * sizeof *m->layers);
     char what[160];
-    describe(&l);
+    describe(&l, &m->info);
     status st = check_room(&l);
     if (st == OK) {
         snprintf(what, sizeof what, "%s %s", g != NULL ? "loading" : "making up", m->info.name);
@@ -391,27 +390,57 @@ static status limit_positions(struct plan *p, const char *path, uint32_t wanted)
     return OK;
 }
 
-status model_load(struct model **out, struct backend *be, const char *path, uint32_t max_positions)
+/* A GGUF's header: its plan and its vocabulary. The caller closes all three. */
+static status read_gguf(struct gguf **out, struct plan *p, struct dictionary *v, const char *path,
+                        uint32_t max_positions)
 {
     struct gguf *g;
-    struct plan plan;
-    struct dictionary words;
     if (hf_is_config(path))
         return err(ERR_ARG,
                    "%s: describes a model but holds no weights: name a GGUF file, or let weights "
                    "be made up for measurements (--load-format dummy)",
                    path);
     TRY(gguf_open(&g, path));
-    status st = llama_plan(&plan, g);
+    status st = llama_plan(p, g);
     if (st != OK)
         goto close;
-    st = limit_positions(&plan, path, max_positions);
+    st = limit_positions(p, path, max_positions);
     if (st == OK)
-        st = dictionary_read(&words, g);
-    if (st == OK)
-        st = load_model(out, be, path, g, &plan, &words);
-    plan_fini(&plan);
+        st = dictionary_read(v, g);
+    if (st == OK) {
+        *out = g;
+        return OK;
+    }
+    plan_fini(p);
 close:
+    gguf_close(g);
+    return st;
+}
+
+/* Likewise a description's. */
+static status read_hf(struct plan *p, struct dictionary *v, const char *path,
+                      uint32_t max_positions)
+{
+    TRY(hf_plan(p, v, path));
+    if (max_positions > MAX_POSITIONS) {
+        tokenizer_destroy(v->tokenizer);
+        plan_fini(p);
+        return err(ERR_ARG, "%s: a context of %u was asked for, at most %d can be", path,
+                   max_positions, (int)MAX_POSITIONS);
+    }
+    if (max_positions != 0) /* what was never trained has no length of its own */
+        p->shape.max_positions = max_positions;
+    return OK;
+}
+
+status model_load(struct model **out, struct backend *be, const char *path, uint32_t max_positions)
+{
+    struct gguf *g;
+    struct plan plan;
+    struct dictionary words;
+    TRY(read_gguf(&g, &plan, &words, path, max_positions));
+    status st = load_model(out, be, path, g, &plan, &words);
+    plan_fini(&plan);
     gguf_close(g);
     return st;
 }
@@ -421,17 +450,29 @@ status model_load_dummy(struct model **out, struct backend *be, const char *path
 {
     struct plan plan;
     struct dictionary words;
-    TRY(hf_plan(&plan, &words, path));
-    status st = OK;
-    if (max_positions > MAX_POSITIONS)
-        st = err(ERR_ARG, "%s: a context of %u was asked for, at most %d can be", path,
-                 max_positions, (int)MAX_POSITIONS);
-    else if (max_positions != 0) /* what was never trained has no length of its own */
-        plan.shape.max_positions = max_positions;
-    if (st == OK)
-        st = load_model(out, be, path, NULL, &plan, &words);
-    else
-        tokenizer_destroy(words.tokenizer);
+    TRY(read_hf(&plan, &words, path, max_positions));
+    status st = load_model(out, be, path, NULL, &plan, &words);
     plan_fini(&plan);
     return st;
+}
+
+status model_check(struct model_info *out, const char *path, bool dummy, uint32_t max_positions)
+{
+    struct gguf *g = NULL;
+    struct plan plan;
+    struct dictionary words;
+    TRY(dummy ? read_hf(&plan, &words, path, max_positions)
+              : read_gguf(&g, &plan, &words, path, max_positions));
+    const struct loader l = {.g = g, .path = path, .plan = &plan};
+    *out = (struct model_info){.shape = plan.shape,
+                               .attn_scale = plan.attn_scale,
+                               .weight_bytes = total_bytes(&l),
+                               .n_end_ids = words.n_end_ids};
+    memcpy(out->end_ids, words.end_ids, sizeof out->end_ids);
+    describe(&l, out);
+    tokenizer_destroy(words.tokenizer);
+    plan_fini(&plan);
+    if (g != NULL)
+        gguf_close(g);
+    return OK;
 }

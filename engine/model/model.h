@@ -33,6 +33,9 @@ status model_load(struct model **out, struct backend *be, const char *path, uint
  * measurements; so max_positions may be more than the description says. */
 status model_load_dummy(struct model **out, struct backend *be, const char *path,
                         uint32_t max_positions);
+/* Everything that loading checks before it packs a weight, without a device: the header, the vocabulary, the
+ * template. weight_bytes: of the file, or as much as is to be made up; n_params: 0, nobody counted. */
+status model_check(struct model_info *out, const char *path, bool dummy, uint32_t max_positions);
 /* A model without weights for the mock backend: shape of the default model, byte tokenizer. */
 status model_create_mock(struct model **out, struct backend *be, uint32_t max_positions);
 void model_destroy(struct model *m);
