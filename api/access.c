@@ -3,6 +3,7 @@
 #include "api/internal.h"
 #include "kernels/log.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static bool is_probe(const char *handler)
@@ -35,15 +36,21 @@ static bool may_log(struct api *a)
 
 void access_note(struct api *a, const struct exchange *x, const struct access *l)
 {
+    const struct caller *who = exchange_caller((struct exchange *)x);
+    char whose[2 * CALLER_WORD_BYTES + 16] = "";
     metrics_http(a->metrics, l->handler, l->method, l->http_status, l->seconds);
+    if (a->roster != NULL)
+        roster_count(a->roster, who->tenant, who->life, l->http_status);
     if (is_probe(l->handler) || !may_log(a))
         return;
+    if (who->tenant_name[0] != '\0')
+        snprintf(whose, sizeof whose, ", tenant %s, key %s", who->tenant_name, who->key_id);
     if (l->prompt_tokens > 0)
-        log_line(LOG_INFO, "%s %s %d %.1f ms, %llu prompt tokens, %llu output tokens, id %s",
+        log_line(LOG_INFO, "%s %s %d %.1f ms, %llu prompt tokens, %llu output tokens%s, id %s",
                  l->method, l->handler, l->http_status, l->seconds * 1e3,
-                 (unsigned long long)l->prompt_tokens, (unsigned long long)l->output_tokens,
+                 (unsigned long long)l->prompt_tokens, (unsigned long long)l->output_tokens, whose,
                  exchange_request_id(x));
     else
-        log_line(LOG_INFO, "%s %s %d %.1f ms, id %s", l->method, l->handler, l->http_status,
-                 l->seconds * 1e3, exchange_request_id(x));
+        log_line(LOG_INFO, "%s %s %d %.1f ms%s, id %s", l->method, l->handler, l->http_status,
+                 l->seconds * 1e3, whose, exchange_request_id(x));
 }

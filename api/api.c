@@ -4,6 +4,7 @@
  * media type, the size; all from the headers alone, so that a stranger's body is never read. The
  * engine's events come in through api_events, a bounded number at a time. Loop thread only. */
 #include "api/api.h"
+#include "api/call.h"
 #include "api/front.h"
 #include "kernels/log.h"
 
@@ -35,6 +36,8 @@ status api_create(struct api **out, const struct api_config *cfg)
     const char *name = cfg->n_names > 0 ? cfg->served_names[0] : "";
     if ((st = job_init(a->front)) == OK &&
         (st = auth_create(&a->auth, cfg->keys, cfg->n_keys)) == OK &&
+        (cfg->tenants_file == NULL ||
+         (st = roster_create(&a->roster, cfg->tenants_file, &a->auth, clock_us())) == OK) &&
         (st = metrics_create(&a->metrics, name, NULL)) == OK)
         st = calls_create(&a->calls, a);
     if (st == OK)
@@ -73,6 +76,7 @@ void api_engine_ready(struct api *a, const struct engine_info *info, struct mail
     a->info = info;
     a->mail = mail;
     a->engine_heard_us = a->front->quiet_us = clock_us();
+    submit_pending(a->calls); /* the engine learns of tenants before anything else */
     if (info->chat == NULL)
         log_line(LOG_WARN, "the model has no chat template: /v1/chat/completions answers 400");
 }
@@ -86,6 +90,7 @@ void api_destroy(struct api *a)
     if (a->metrics != NULL)
         metrics_destroy(a->metrics);
     auth_destroy(a->auth);
+    roster_destroy(a->roster);
     job_fini(a->front);
     token_scratch_destroy(a->scratch);
     mem_free(a->front);
@@ -112,6 +117,7 @@ static void count(struct api *a, const struct exchange *x, int http_status)
 
 void api_refuse(struct api *a, struct exchange *x, const struct api_error *e, bool close)
 {
+    admit_refused(a, x, e);
     count(a, x, e->status);
     error_reply(x, e, close);
 }
@@ -186,14 +192,20 @@ uint64_t api_max_body(const struct api *a)
     return by_context > LEAST_BODY ? by_context : LEAST_BODY;
 }
 
+static bool makes_tokens(const struct route *rt)
+{
+    return rt->body == BODY_CHAT || rt->body == BODY_COMPLETION;
+}
+
 /* The first thing wrong with a request, from its headers; false: nothing. */
-static bool find_fault(const struct api *a, const struct exchange *x, const struct route *rt,
+static bool find_fault(struct api *a, struct exchange *x, const struct route *rt,
                        uint64_t declared_len, struct api_error *e)
 {
     struct text_view path = exchange_path(x);
     enum http_method method = exchange_method(x);
     bool for_model = rt ? rt->needs_engine : starts_with(path, "/v1/");
-    if (method != HTTP_M_OPTIONS && !(rt && rt->open) && !auth_check(a->auth, x)) {
+    if (method != HTTP_M_OPTIONS && !(rt && rt->open) &&
+        !admit_caller(a, x, rt && makes_tokens(rt))) {
         error_set(e, 401, NULL, NULL, "The API key is missing or wrong.");
     } else if (for_model && method != HTTP_M_OPTIONS && (a->draining || a->info == NULL)) {
         api_unready(a, e);
@@ -210,7 +222,7 @@ static bool find_fault(const struct api *a, const struct exchange *x, const stru
         error_set(e, 413, NULL, NULL, "The body may have at most %llu bytes.",
                   (unsigned long long)api_max_body(a));
     } else {
-        return false;
+        return makes_tokens(rt) && method == HTTP_M_POST && !admit_head(a, x, e);
     }
     return true;
 }
@@ -239,6 +251,8 @@ void api_body(struct api *a, struct exchange *x)
     if (rt->needs_engine && a->draining) { /* the drain began while the body came */
         api_unready(a, &e);
         api_refuse(a, x, &e, true);
+    } else if (makes_tokens(rt) && !admit_body(a, x, &e)) {
+        api_refuse(a, x, &e, false);
     } else if (rt->body != 0) {
         job_start(a, x, rt);
     } else {
@@ -281,6 +295,10 @@ static void hear(struct api *a, const struct msg_head *m)
     case MSG_TOKEN:
     case MSG_PROMPT:
     case MSG_DONE: calls_event(a, m); break;
+    case MSG_TENANT_STATE:
+        if (a->roster != NULL)
+            roster_hear(a->roster, (const struct msg_tenant_state *)m);
+        break;
     case MSG_STEP: hear_step(a, (const struct msg_step *)m); break;
     case MSG_FAILED: hear_failure(a, (const struct msg_failed *)m); break;
     default: CHECK(!"a message of a known kind");
@@ -383,6 +401,14 @@ void api_abort_all(struct api *a, const char *code, const char *message)
     e.retry_after_s = 2;
     job_abort_all(a, &e);
     calls_abort_all(a, code, message);
+}
+
+void api_reload(struct api *a)
+{
+    if (a->roster == NULL)
+        return;
+    roster_reload(a->roster, &a->auth, clock_us());
+    submit_pending(a->calls);
 }
 
 void api_set_server_stats(struct api *a, const struct server_stats *s)

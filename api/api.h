@@ -10,6 +10,7 @@ struct api;
 struct api_config {
     const char *const *keys; /* [n_keys] accepted API keys; none: no check. Copied as digests */
     uint32_t n_keys;
+    const char *tenants_file;        /* then no keys; NULL: one tenant, which may everything */
     const char *const *served_names; /* [n_names]; none: the model's file name */
     uint32_t n_names;
     bool accept_any_model, strict_fields;
@@ -50,6 +51,9 @@ size_t api_error_body(char *buf, size_t room, int http_status, const char *code,
 void api_events(struct api *a);                /* the mailbox has events */
 void api_writable(struct api *a);              /* a client has read what a stream had written */
 void api_tick(struct api *a, uint64_t now_us); /* about every 100 ms */
+
+/* Reads the tenants file again: all of it counts from now on, or nothing has changed and the log says why. */
+void api_reload(struct api *a);
 
 /* The engine has said that it ended (MSG_FAILED); every request was answered with an error. */
 bool api_engine_dead(const struct api *a);

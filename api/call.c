@@ -70,12 +70,21 @@ static bool is_queued(enum choice_state s)
 
 static void count_choice(struct calls *c, const struct choice *ch, int sign)
 {
+    struct roster_slot *slot = ch->call->slot;
     if (is_queued(ch->state)) {
+        uint64_t tokens = (uint64_t)(sign * (int64_t)ch->call->r->prompts[ch->prompt].n_ids);
         c->n_queued += (uint32_t)sign;
-        c->queued_tokens += (uint64_t)(sign * (int64_t)ch->call->r->prompts[ch->prompt].n_ids);
+        c->queued_tokens += tokens;
+        if (slot != NULL) {
+            slot->quota.n_queued += (uint32_t)sign;
+            slot->quota.queued_tokens += tokens;
+        }
     }
-    if (ch->state == CHOICE_RUNNING)
+    if (ch->state == CHOICE_RUNNING) {
         c->n_running += (uint32_t)sign;
+        if (slot != NULL)
+            slot->quota.n_running += (uint32_t)sign;
+    }
     if (ch->state == CHOICE_DONE)
         ch->call->n_done += (uint32_t)sign;
 }
@@ -121,6 +130,7 @@ static void bury(struct calls *c)
             c->first = call->next;
         if (call->next != NULL)
             call->next->prev = call->prev;
+        admit_settle(c->api, call);
         call_free(call);
     }
     c->dead = NULL;
@@ -277,19 +287,22 @@ static void choice_init(struct choice *ch, struct call *call, uint32_t index)
 }
 
 /* NULL: no memory. Takes r only if it succeeds. */
-static struct call *call_create(struct calls *c, struct exchange *x, struct request *r)
+static struct call *call_create(struct calls *c, struct exchange *x, struct request *r,
+                                struct roster_slot *slot)
 {
     uint32_t n = r->n_prompts * r->n;
     struct call *call = mem_try_alloc(sizeof *call + n * sizeof *call->choices);
     if (call == NULL)
         return NULL;
-    *call = (struct call){.all = c, .x = x, .r = r, .n_choices = n};
+    *call = (struct call){.all = c, .x = x, .r = r, .slot = slot, .n_choices = n};
     if (text_out_stops(&call->stops, &r->mem, r->stops, r->n_stops) != OK) {
         mem_free(call);
         return NULL;
     }
     call->arrival_us = exchange_arrival_us(x);
     call->submitted_us = call->written_us = calls_now(c);
+    memcpy(call->salt, r->salt, sizeof call->salt);
+    auth_salt(c->api->auth, slot != NULL ? slot->rules.name : "default", call->salt);
     gather_stop_ids(call);
     name_answer(call);
     for (uint32_t p = 0; p < r->n_prompts; p++)
@@ -335,14 +348,16 @@ void call_start(struct api *a, struct exchange *x, struct request *r)
     struct calls *c = a->calls;
     struct api_error e;
     struct call *call = NULL;
-    if (serves(a, &e) && submit_admit(c, r, &e)) {
-        call = call_create(c, x, r);
+    struct roster_slot *slot = NULL;
+    if (serves(a, &e) && admit_request(a, x, r, &slot, &e) && submit_admit(c, r, &e)) {
+        call = call_create(c, x, r, slot);
         if (call == NULL)
             error_set(&e, 503, "server_overloaded", NULL, "No memory for this request now.");
     }
     if (call == NULL) {
         bool chat = r->kind == REQUEST_CHAT;
         metrics_rejected(a->metrics, e.code);
+        admit_refused(a, x, &e);
         access_note(a, x,
                     &(struct access){.method = "POST",
                                      .handler = chat ? "/v1/chat/completions" : "/v1/completions",
@@ -353,6 +368,7 @@ void call_start(struct api *a, struct exchange *x, struct request *r)
         error_reply(x, &e, false);
     } else {
         exchange_set_user(x, call);
+        admit_charge(a, x, call);
         submit_enqueue(call);
     }
     c->now_us = 0;
@@ -454,11 +470,28 @@ static void observe_token(struct calls *c, struct choice *ch)
     uint64_t now = calls_now(c);
     if (ch->n_tokens == 1) {
         ch->first_us = now;
-        metrics_time(c->api->metrics, METRIC_TTFT, seconds_since(c, ch->call->arrival_us));
+        double waited = seconds_since(c, ch->call->arrival_us);
+        metrics_time(c->api->metrics, METRIC_TTFT, waited);
+        if (ch->call->slot != NULL)
+            histogram_add(&ch->call->slot->counts.ttft, waited);
     } else {
         metrics_time(c->api->metrics, METRIC_ITL, (double)(now - ch->last_us) * 1e-6);
     }
     ch->last_us = now;
+}
+
+/* What the engine has made, whether or not somebody still wants it. */
+static void count_token(struct calls *c, const struct choice *ch, bool first)
+{
+    struct call *call = ch->call;
+    uint64_t prompt = first ? call->r->prompts[ch->prompt].n_ids : 0;
+    c->generated_tokens++;
+    c->prompt_tokens += prompt;
+    call->n_generated++;
+    if (call->slot == NULL)
+        return;
+    call->slot->counts.output_tokens++;
+    call->slot->counts.prompt_tokens += prompt;
 }
 
 static bool ends_at(const struct call *call, uint32_t id)
@@ -473,9 +506,7 @@ static void on_token(struct calls *c, struct choice *ch, const struct msg_token 
 {
     struct call *call = ch->call;
     scheduled(ch);
-    c->generated_tokens++;
-    if (m->index == 0)
-        c->prompt_tokens += call->r->prompts[ch->prompt].n_ids;
+    count_token(c, ch, m->index == 0);
     if (call->x == NULL || ch->ending || ch->finish.kind != FINISH_NONE)
         return;
     ch->n_tokens++;
@@ -557,6 +588,8 @@ static void on_done(struct calls *c, struct choice *ch, const struct msg_done *m
     struct call *call = ch->call;
     bool natural = m->reason == DONE_STOP || m->reason == DONE_LENGTH;
     metrics_done(c->api->metrics, m);
+    if (call->slot != NULL && m->n_output > 0)
+        quota_learn(&call->slot->quota, m->n_output);
     submit_forget(ch);
     choice_move(ch, CHOICE_DONE);
     if (natural && m->n_output == 0) /* a prompt that was only scored */

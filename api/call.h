@@ -59,6 +59,8 @@ struct call {
     struct call *next_waiting, *next_dead;
     struct exchange *x; /* NULL: answered, or the client left */
     struct request *r;
+    struct roster_slot *slot; /* whose it is; NULL: there are no tenants */
+    uint64_t salt[2];         /* of the prefix cache: the tenant's and the client's */
     struct render render;
     struct text_stops stops;
     uint32_t stop_ids[MAX_STOP_IDS + 8]; /* the client's, then the model's */
@@ -78,6 +80,7 @@ struct call {
     uint32_t whole_choice;
     struct render_at whole_at;
     uint64_t answer_bytes;                      /* its share of calls.answer_bytes */
+    uint64_t charged_output, n_generated;       /* tokens: taken for it, made by the engine */
     uint64_t n_light_misses;                    /* of tokens received, sum over choices */
     uint64_t n_prompt_tokens, n_told, n_cached; /* n_told, n_cached: sums over choices, prompts */
     struct choice choices[];

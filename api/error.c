@@ -122,10 +122,13 @@ void error_reply(struct exchange *x, const struct api_error *e, bool close)
 {
     char body[4096], extra[256];
     int n = snprintf(extra, sizeof extra, "%s", e->extra_header ? e->extra_header : "");
-    CHECK(n >= 0 && (size_t)n < sizeof extra - 32); /* our own static text */
-    if (e->retry_after_s > 0)
-        snprintf(extra + n, sizeof extra - (size_t)n, "Retry-After: %u\r\n",
-                 e->retry_after_s < 120 ? e->retry_after_s : 120); /* SDKs ignore longer waits */
+    CHECK(n >= 0 && (size_t)n < sizeof extra - 64); /* our own static text */
+    uint32_t s = e->retry_after_ms > 0 ? (e->retry_after_ms + 999) / 1000 : e->retry_after_s;
+    if (s > 0) /* SDKs ignore longer waits than 120 s */
+        n +=
+            snprintf(extra + n, sizeof extra - (size_t)n, "Retry-After: %u\r\n", s < 120 ? s : 120);
+    if (e->retry_after_ms > 0)
+        snprintf(extra + n, sizeof extra - (size_t)n, "retry-after-ms: %u\r\n", e->retry_after_ms);
     struct reply r = {.status = e->status,
                       .content_type = "application/json",
                       .extra = extra[0] ? extra : NULL,

@@ -14,6 +14,7 @@ struct api_error {
     const char *extra_header;        /* static: "Allow: POST\r\n", ... or NULL */
     uint32_t n_prompt_tokens, n_ctx; /* both > 0: added to the body (context errors) */
     uint32_t retry_after_s;          /* > 0: Retry-After */
+    uint32_t retry_after_ms;         /* > 0: likewise, and retry-after-ms */
 };
 
 /* Fills *e from a status: the type and, where code is NULL, the usual code of that status. */

@@ -29,6 +29,17 @@ const char *exchange_request_id(
 void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);
 
+/* Who asks, as api_head found out; zeros before that, and without tenants. */
+enum { CALLER_WORD_BYTES = 33, CALLER_LINES_BYTES = 400 };
+struct caller {
+    uint32_t tenant; /* its number: api/roster.h */
+    uint64_t life;   /* of that number */
+    bool counted;    /* as a request of this minute */
+    char tenant_name[CALLER_WORD_BYTES], key_id[CALLER_WORD_BYTES];
+    char lines[CALLER_LINES_BYTES]; /* of the head of any answer, each "Name: value\r\n" */
+};
+struct caller *exchange_caller(struct exchange *x);
+
 /* A whole answer. extra: further header lines, each "Name: value\r\n", or NULL. Content-Length, Date,
  * X-Request-Id and Connection are added. The body is copied. close: end the connection after it. */
 struct reply {

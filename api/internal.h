@@ -5,8 +5,10 @@
 #include "api/api.h"
 #include "api/metrics.h"
 #include "api/request.h"
+#include "api/roster.h"
 #include "api/writer.h"
 
+struct call;  /* one of them */
 struct calls; /* generations in flight: api/call.c */
 struct auth;  /* api/auth.c */
 struct front; /* api/front.h: bodies being parsed, heartbeat, log */
@@ -18,6 +20,7 @@ struct api {
     struct request_rules rules;     /* valid when info is */
     struct token_scratch *scratch;  /* for work on the loop thread */
     struct auth *auth;
+    struct roster *roster; /* NULL: no tenants */
     struct calls *calls;
     struct metrics *metrics;
     struct front *front;
@@ -59,10 +62,31 @@ void access_note(struct api *a, const struct exchange *x, const struct access *l
 
 /* api/auth.c */
 status auth_create(struct auth **out, const char *const *keys, uint32_t n);
+/* The keys of t instead of those of `before`, which is gone then; the secret stays. */
+struct auth *auth_replace(struct auth *before, const struct tenants *t);
 void auth_destroy(struct auth *au);
-bool auth_open(const struct auth *au); /* no keys configured */
-/* Authorization: Bearer, X-Api-Key or api-key; false: 401. Constant time in the key. Headers that
- * disagree are refused. */
-bool auth_check(const struct auth *au, const struct exchange *x);
+bool auth_open(const struct auth *au); /* nobody is asked for a key */
+/* Authorization: Bearer, X-Api-Key or api-key: 1 + the key's place among those given, 0: no such key, or
+ * it has expired. Constant time in the key. Headers that disagree are refused. */
+uint32_t auth_find(const struct auth *au, const struct exchange *x, uint64_t unix_s);
+/* A client's salt of the prefix cache becomes one that nobody can guess and no other tenant has. */
+void auth_salt(const struct auth *au, const char *tenant, uint64_t salt[2]);
+
+/* api/admit.c: what tenants may do; without --tenants everybody may everything. */
+/* The key, and whose it is; false: 401. limited: the answer tells what is left of its limits. */
+bool admit_caller(struct api *a, struct exchange *x, bool limited);
+/* Before the body: is there anything left for a generation? false: *e says what not. */
+bool admit_head(struct api *a, struct exchange *x, struct api_error *e);
+bool admit_body(struct api *a, struct exchange *x, struct api_error *e); /* counts the request */
+/* What this caller's bodies may hold. */
+struct request_rules admit_rules(const struct api *a, const struct exchange *x);
+/* The request is known: false: *e. Else *slot is whose it is; NULL without tenants. */
+bool admit_request(struct api *a, struct exchange *x, const struct request *r,
+                   struct roster_slot **slot, struct api_error *e);
+/* It was admitted and exists: charges it, until admit_settle says what it came to. */
+void admit_charge(struct api *a, struct exchange *x, struct call *call);
+void admit_settle(struct api *a, struct call *call);
+/* It is refused with *e: nothing is charged for what is no fault of the caller's. */
+void admit_refused(struct api *a, struct exchange *x, const struct api_error *e);
 
 #endif

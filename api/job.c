@@ -173,7 +173,7 @@ static void enqueue(struct api *a, struct exchange *x, const struct route *rt,
     j->api = a;
     j->x = x;
     j->route = rt;
-    j->rules = a->rules;
+    j->rules = admit_rules(a, x);
     j->seed = splitmix_next(&f->random);
     j->len = body.len;
     memcpy(j->body, body.p, body.len);
@@ -195,7 +195,8 @@ static void run_here(struct api *a, struct exchange *x, const struct route *rt,
     struct request *r = NULL;
     struct api_error e;
     struct writer w;
-    status st = request_parse_as(&r, rt->body, &a->rules, a->scratch, body,
+    const struct request_rules rules = admit_rules(a, x);
+    status st = request_parse_as(&r, rt->body, &rules, a->scratch, body,
                                  splitmix_next(&a->front->random), &e);
     if (st != OK) {
         api_refuse(a, x, &e, false);

@@ -2,11 +2,9 @@
  *
  * Histograms are a table: a name, help, bounds. Counters that the engine keeps as totals are shown
  * as they came in its last MSG_STEP; what a client can see (tokens, requests, latencies) is counted
- * here, so that a page read right after an answer already includes it.
- *
- * Numbers are printed as Python prints floats, because vLLM's are and dashboards filter on
- * le="1.0". */
+ * here, so that a page read right after an answer already includes it. */
 #include "api/call.h"
+#include "api/histogram.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -17,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_BOUNDS = 32, MAX_HTTP = 64, N_REASONS = 4 };
+enum { MAX_HTTP = 64, N_REASONS = 4 };
 
 enum histogram_id {
     /* the first METRIC_PHASES are enum metric_phase */
@@ -31,13 +29,6 @@ enum histogram_id {
     HIST_PREEMPTIONS,
     HIST_STEP,
     N_HISTOGRAMS
-};
-
-struct histogram {
-    double bounds[MAX_BOUNDS]; /* [n], rising */
-    uint64_t counts[MAX_BOUNDS + 1];
-    uint32_t n;
-    double sum;
 };
 
 struct http_series {
@@ -125,37 +116,6 @@ static const struct histogram_desc {
 
 /* --- counting ----------------------------------------------------------------------------------- */
 
-static void observe(struct histogram *h, double v)
-{
-    uint32_t lo = 0, hi = h->n; /* first bound >= v */
-    while (lo < hi) {
-        uint32_t mid = (lo + hi) / 2;
-        if (v <= h->bounds[mid])
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
-    h->counts[lo]++;
-    h->sum += v;
-}
-
-static void histogram_init(struct histogram *h, const double *bounds, size_t n, double most)
-{
-    static const double steps[] = {1, 2, 5};
-    *h = (struct histogram){0};
-    CHECK(n <= MAX_BOUNDS);
-    for (size_t i = 0; i < n; i++)
-        h->bounds[h->n++] = bounds[i];
-    if (bounds != NULL)
-        return;
-    for (double scale = 1;; scale *= 10)
-        for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
-            if (steps[i] * scale > most || h->n == MAX_BOUNDS)
-                return;
-            h->bounds[h->n++] = steps[i] * scale;
-        }
-}
-
 /* A label's value: backslash, quote and line feed escaped. */
 static void write_label(struct writer *w, const char *s)
 {
@@ -196,7 +156,7 @@ void metrics_destroy(struct metrics *m)
 
 void metrics_time(struct metrics *m, enum metric_phase phase, double seconds)
 {
-    observe(&m->hist[phase], seconds);
+    histogram_add(&m->hist[phase], seconds);
 }
 
 void metrics_tokens(struct metrics *m, uint64_t prompt, uint64_t generated)
@@ -210,33 +170,33 @@ void metrics_choice(struct metrics *m, const struct metric_choice *c)
     for (size_t i = 0; i < N_REASONS; i++)
         if (strcmp(c->reason, finish_reasons[i]) == 0)
             m->finished[i]++;
-    observe(&m->hist[HIST_PROMPT], c->prompt_tokens);
-    observe(&m->hist[HIST_GENERATION], c->output_tokens);
-    observe(&m->hist[HIST_MAX_TOKENS], c->max_tokens);
+    histogram_add(&m->hist[HIST_PROMPT], c->prompt_tokens);
+    histogram_add(&m->hist[HIST_GENERATION], c->output_tokens);
+    histogram_add(&m->hist[HIST_MAX_TOKENS], c->max_tokens);
 }
 
 void metrics_prompt(struct metrics *m, uint32_t n, uint32_t max_output)
 {
-    observe(&m->hist[HIST_N], n);
-    observe(&m->hist[HIST_MAX_GENERATION], max_output);
+    histogram_add(&m->hist[HIST_N], n);
+    histogram_add(&m->hist[HIST_MAX_GENERATION], max_output);
 }
 
 static void observe_span(struct metrics *m, enum metric_phase phase, uint64_t from, uint64_t to)
 {
     if (from > 0 && to >= from)
-        observe(&m->hist[phase], (double)(to - from) * 1e-6);
+        histogram_add(&m->hist[phase], (double)(to - from) * 1e-6);
 }
 
 void metrics_done(struct metrics *m, const struct msg_done *d)
 {
     observe_span(m, METRIC_QUEUE, d->submitted_us, d->scheduled_us);
-    observe(&m->hist[HIST_PREEMPTIONS], d->n_preempted);
+    histogram_add(&m->hist[HIST_PREEMPTIONS], d->n_preempted);
     if (d->first_us == 0)
         return; /* it never made a token */
     observe_span(m, METRIC_PREFILL, d->scheduled_us, d->first_us);
     observe_span(m, METRIC_DECODE, d->first_us, d->last_us);
     observe_span(m, METRIC_INFERENCE, d->scheduled_us, d->last_us);
-    observe(&m->hist[HIST_PREFILL_COMPUTED], (double)d->n_prompt - d->n_cached);
+    histogram_add(&m->hist[HIST_PREFILL_COMPUTED], (double)d->n_prompt - d->n_cached);
 }
 
 void metrics_corrupted(struct metrics *m)
@@ -274,7 +234,7 @@ void metrics_http(struct metrics *m, const char *handler, const char *method, in
     int class = http_status / 100;
     struct histogram *t = http_time(m, handler, method);
     if (t != NULL)
-        observe(t, seconds);
+        histogram_add(t, seconds);
     for (uint32_t i = 0; i < m->n_http; i++) {
         struct http_series *s = &m->http[i];
         bool same = strcmp(s->handler, handler) == 0 && strcmp(s->method, method) == 0;
@@ -293,83 +253,40 @@ void metrics_step(struct metrics *m, const struct msg_step *s)
 {
     uint64_t before = m->step.prompt_tokens + m->step.output_tokens;
     if (s->steps > m->step.steps) {
-        observe(&m->hist[HIST_ITERATION], (double)(s->prompt_tokens + s->output_tokens - before));
-        observe(&m->hist[HIST_STEP], (double)s->step_us * 1e-6);
+        histogram_add(&m->hist[HIST_ITERATION],
+                      (double)(s->prompt_tokens + s->output_tokens - before));
+        histogram_add(&m->hist[HIST_STEP], (double)s->step_us * 1e-6);
     }
     m->step = *s;
 }
 
 /* --- the page ----------------------------------------------------------------------------------- */
 
-/* As Python's repr(float) for what occurs here: "1.0", "0.001", shortest that reads back equal. */
-static void write_float(struct writer *w, double v)
-{
-    char text[40];
-    if (isinf(v)) {
-        write_text(w, v > 0 ? "+Inf" : "-Inf");
-        return;
-    }
-    if (v == floor(v) && fabs(v) < 1e15) {
-        snprintf(text, sizeof text, "%.1f", v);
-    } else {
-        for (int digits = 15; digits <= 17; digits++) {
-            snprintf(text, sizeof text, "%.*g", digits, v);
-            if (strtod(text, NULL) == v)
-                break;
-        }
-    }
-    write_text(w, text);
-}
-
-static void write_head(struct writer *w, const char *name, const char *type, const char *help)
-{
-    write_format(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
-}
-
 /* extra: further labels without braces, or NULL */
 static void write_sample(const struct metrics *m, struct writer *w, const char *name,
                          const char *extra, double v)
 {
     write_format(w, "%s{%s%s%s} ", name, m->labels.p, extra ? "," : "", extra ? extra : "");
-    write_float(w, v);
+    histogram_write_number(w, v);
     write_bytes(w, "\n", 1);
 }
 
 static void write_one(const struct metrics *m, struct writer *w, const char *type, const char *name,
                       const char *help, double v)
 {
-    write_head(w, name, type, help);
+    histogram_write_head(w, name, type, help);
     write_sample(m, w, name, NULL, v);
-}
-
-static void write_buckets(struct writer *w, const char *name, const char *labels,
-                          const struct histogram *h)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i <= h->n; i++) {
-        sum += h->counts[i];
-        write_format(w, "%s_bucket{%s,le=\"", name, labels);
-        write_float(w, i < h->n ? h->bounds[i] : INFINITY);
-        write_text(w, "\"} ");
-        write_float(w, (double)sum);
-        write_bytes(w, "\n", 1);
-    }
-    write_format(w, "%s_count{%s} ", name, labels);
-    write_float(w, (double)sum);
-    write_format(w, "\n%s_sum{%s} ", name, labels);
-    write_float(w, h->sum);
-    write_bytes(w, "\n", 1);
 }
 
 static void write_histograms(const struct metrics *m, struct writer *w)
 {
     for (size_t i = 0; i < N_HISTOGRAMS; i++) {
-        write_head(w, descs[i].name, "histogram", descs[i].help);
-        write_buckets(w, descs[i].name, m->labels.p, &m->hist[i]);
+        histogram_write_head(w, descs[i].name, "histogram", descs[i].help);
+        histogram_write(w, descs[i].name, m->labels.p, &m->hist[i]);
         if (descs[i].alias == NULL)
             continue;
-        write_head(w, descs[i].alias, "histogram", descs[i].help);
-        write_buckets(w, descs[i].alias, m->labels.p, &m->hist[i]);
+        histogram_write_head(w, descs[i].alias, "histogram", descs[i].help);
+        histogram_write(w, descs[i].alias, m->labels.p, &m->hist[i]);
     }
 }
 
@@ -384,14 +301,15 @@ static void write_queue(const struct metrics *m, const struct api *a, struct wri
     double usage = total > 0 ? used / total : 0;
     write_one(m, w, "gauge", "vllm:num_requests_running", "Sequences being computed.", running);
     write_one(m, w, "gauge", "vllm:num_requests_waiting", "Sequences in the queue.", waiting);
-    write_head(w, "vllm:num_requests_waiting_by_reason", "gauge", "Sequences in the queue.");
+    histogram_write_head(w, "vllm:num_requests_waiting_by_reason", "gauge",
+                         "Sequences in the queue.");
     write_sample(m, w, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"", waiting);
     write_sample(m, w, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
     write_one(m, w, "gauge", "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.",
               usage);
     write_one(m, w, "gauge", "vllm:gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1.",
               usage);
-    write_head(w, "vllm:engine_sleep_state", "gauge", "The engine's sleep state.");
+    histogram_write_head(w, "vllm:engine_sleep_state", "gauge", "The engine's sleep state.");
     write_sample(m, w, "vllm:engine_sleep_state", "sleep_state=\"awake\"", 1);
     write_sample(m, w, "vllm:engine_sleep_state", "sleep_state=\"weights_offloaded\"", 0);
     write_sample(m, w, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
@@ -419,7 +337,7 @@ static void write_counters(const struct metrics *m, struct writer *w)
     for (size_t i = 0; i < ARRAY_LEN(c); i++)
         write_one(m, w, "counter", c[i].name, c[i].help, (double)c[i].v);
     const char *source = "vllm:prompt_tokens_by_source_total";
-    write_head(w, source, "counter", "Prompt tokens by where their KV came from.");
+    histogram_write_head(w, source, "counter", "Prompt tokens by where their KV came from.");
     write_sample(m, w, source, "source=\"local_compute\"", (double)s->prompt_tokens);
     write_sample(m, w, source, "source=\"local_cache_hit\"", (double)s->cached_tokens);
     write_sample(m, w, source, "source=\"external_kv_transfer\"", 0);
@@ -428,12 +346,12 @@ static void write_counters(const struct metrics *m, struct writer *w)
 static void write_reasons(const struct metrics *m, struct writer *w)
 {
     char label[64];
-    write_head(w, "vllm:request_success_total", "counter", "Answers by how they ended.");
+    histogram_write_head(w, "vllm:request_success_total", "counter", "Answers by how they ended.");
     for (size_t i = 0; i < N_REASONS; i++) {
         snprintf(label, sizeof label, "finished_reason=\"%s\"", finish_reasons[i]);
         write_sample(m, w, "vllm:request_success_total", label, (double)m->finished[i]);
     }
-    write_head(w, "vllm:admission_rejections_total", "counter", "Requests refused.");
+    histogram_write_head(w, "vllm:admission_rejections_total", "counter", "Requests refused.");
     for (size_t i = 0; i < ARRAY_LEN(rejections); i++) {
         snprintf(label, sizeof label, "reason=\"%s\"", rejections[i]);
         write_sample(m, w, "vllm:admission_rejections_total", label, (double)m->rejected[i]);
@@ -450,24 +368,24 @@ static void write_config(const struct metrics *m, const struct engine_info *info
              "num_cpu_blocks=\"%llu\",num_gpu_blocks=\"%llu\"",
              info->block_rows, kv_type_name(info->kv_type), info->prefix_caching ? "True" : "False",
              (unsigned long long)info->kv_blocks[1], (unsigned long long)info->kv_blocks[0]);
-    write_head(w, "vllm:cache_config_info", "gauge", "The KV cache's configuration.");
+    histogram_write_head(w, "vllm:cache_config_info", "gauge", "The KV cache's configuration.");
     write_sample(m, w, "vllm:cache_config_info", labels, 1);
 }
 
 static void write_http(const struct metrics *m, struct writer *w)
 {
-    write_head(w, "http_requests_total", "counter", "HTTP requests.");
+    histogram_write_head(w, "http_requests_total", "counter", "HTTP requests.");
     for (uint32_t i = 0; i < m->n_http; i++)
         write_format(w,
                      "http_requests_total{handler=\"%s\",method=\"%s\",status=\"%dxx\"} %llu.0\n",
                      m->http[i].handler, m->http[i].method, m->http[i].class,
                      (unsigned long long)m->http[i].count);
-    write_head(w, "http_request_duration_seconds", "histogram", "Time to the last byte.");
+    histogram_write_head(w, "http_request_duration_seconds", "histogram", "Time to the last byte.");
     for (uint32_t i = 0; i < m->n_http_times; i++) {
         char labels[128];
         snprintf(labels, sizeof labels, "handler=\"%s\",method=\"%s\"", m->http_times[i].handler,
                  m->http_times[i].method);
-        write_buckets(w, "http_request_duration_seconds", labels, &m->http_times[i].time);
+        histogram_write(w, "http_request_duration_seconds", labels, &m->http_times[i].time);
     }
 }
 
@@ -477,7 +395,7 @@ static void write_blocks(const struct metrics *m, struct writer *w)
 {
     static const char *const tiers[2] = {"hbm", "dram"};
     const struct msg_step *s = &m->step;
-    write_head(w, "spind_kv_blocks", "gauge", "KV blocks by tier and state.");
+    histogram_write_head(w, "spind_kv_blocks", "gauge", "KV blocks by tier and state.");
     for (int t = 0; t < 2; t++) {
         uint64_t unused = s->blocks_free[t] + s->blocks_cached[t];
         const struct {
@@ -506,7 +424,7 @@ static void write_states(const struct metrics *m, struct writer *w, const char *
                          const struct state_of *v, size_t n)
 {
     char text[64];
-    write_head(w, name, type, help);
+    histogram_write_head(w, name, type, help);
     for (size_t i = 0; i < n; i++) {
         snprintf(text, sizeof text, "%s=\"%s\"", label, v[i].state);
         write_sample(m, w, name, text, (double)v[i].v);
@@ -651,9 +569,9 @@ static void write_process(const struct metrics *m, struct writer *w)
         {"gauge", "process_start_time_seconds", "Start, in Unix time.", m->start_unix_s},
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
-        write_head(w, v[i].name, v[i].type, v[i].help);
+        histogram_write_head(w, v[i].name, v[i].type, v[i].help);
         write_format(w, "%s ", v[i].name);
-        write_float(w, v[i].v);
+        histogram_write_number(w, v[i].v);
         write_bytes(w, "\n", 1);
     }
 }
@@ -670,5 +588,7 @@ void metrics_render(struct metrics *m, const struct api *a, struct writer *out)
     write_residence(m, out);
     write_steps(m, out);
     write_server(m, a, out);
+    if (a->roster != NULL)
+        metrics_tenants_render(a->roster, out);
     write_process(m, out);
 }

@@ -43,6 +43,7 @@ struct request {
     struct sample_params params;     /* choice is filled in per sequence; seed is always set */
     uint32_t max_tokens, min_tokens; /* max_tokens: as wanted; clamped per prompt by request_room */
     bool max_tokens_given;
+    int32_t priority; /* the smaller goes first, inside its tenant */
     uint64_t salt[2];
     struct sparse_choice sparse; /* for prompts of at least sparse_min_context tokens; else dense */
     uint32_t sparse_min_context;
@@ -57,6 +58,10 @@ struct request_rules {
     bool accept_any_model, strict_fields, reject_overflow, trust_chat_input;
     double default_temperature, default_top_p; /* NAN: 1 */
     int32_t default_top_k;                     /* 0: off */
+    /* Of the caller's tenant. */
+    bool has_priority; /* else a request's may only be 0 */
+    int32_t priority_low, priority_high;
+    uint32_t max_tokens; /* what may be asked for; 0: anything */
 };
 
 /* body[len] is NUL-terminated. On failure *e is filled, nothing is left allocated and the result is

@@ -113,7 +113,7 @@ static const struct field fields[] = {
     {BOOL("parallel_tool_calls", H, ignored_flag)},
     {REFUSE("prediction", H, HARMLESS_NULL)},
     {NUM("presence_penalty", CH, presence, -2, 2)},
-    {REFUSE("priority", CH, HARMLESS_ZERO)},
+    {READ("priority", CH, request_sampling_priority)},
     {KEEP("prompt", C | T, prompt)},
     {IGNORE("prompt_cache_key", CH)},
     {IGNORE("prompt_cache_retention", CH)},

@@ -64,6 +64,7 @@ status request_sampling_stop_ids(struct request_draft *d, const struct json_valu
 status request_sampling_bias(struct request_draft *d, const struct json_value *v);
 status request_sampling_salt(struct request_draft *d, const struct json_value *v);
 status request_sampling_id(struct request_draft *d, const struct json_value *v);
+status request_sampling_priority(struct request_draft *d, const struct json_value *v);
 status request_sampling_format(struct request_draft *d, const struct json_value *v);
 status request_chat_kwargs(struct request_draft *d, const struct json_value *v);
 status request_chat_modalities(struct request_draft *d, const struct json_value *v);

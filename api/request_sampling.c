@@ -322,6 +322,27 @@ static status settle_logprobs(struct request_draft *d)
 }
 
 /* What was asked; how much of it a context can give is request_room's. */
+/* vLLM's field. Where there are no tenants there is nobody to be ordered among. */
+status request_sampling_priority(struct request_draft *d, const struct json_value *v)
+{
+    const struct request_rules *rules = d->rules;
+    int64_t n;
+    if (!rules->has_priority && v->type == JSON_NUMBER && json_double(v) == 0)
+        return OK;
+    if (!rules->has_priority)
+        return request_fields_bad(d, "unsupported_parameter", "priority",
+                                  "priority is not currently supported by this server.");
+    if (v->type != JSON_NUMBER || json_int(v, &n) == INT_FRACTION)
+        return request_fields_type(d, "priority", "an integer");
+    if (json_int(v, &n) != INT_OK || n < rules->priority_low || n > rules->priority_high)
+        return request_fields_bad(d, "invalid_value", "priority",
+                                  "priority must be from %d to %d for this tenant, got %s.",
+                                  rules->priority_low, rules->priority_high,
+                                  request_fields_quote(v->p, v->len).text);
+    d->r->priority = (int32_t)n;
+    return OK;
+}
+
 static status settle_max_tokens(struct request_draft *d)
 {
     struct request *r = d->r;
@@ -335,8 +356,17 @@ static status settle_max_tokens(struct request_draft *d)
         return request_fields_bad(d, "invalid_value", "max_tokens",
                                   "max_tokens must be at least 1, got 0. It may be 0 with `echo` "
                                   "in completions.");
+    if (rules->max_tokens > 0 && most.given && most.v > rules->max_tokens)
+        return request_fields_bad(
+            d, "invalid_value",
+            d->max_completion_tokens.given ? "max_completion_tokens" : "max_tokens",
+            "%s must be at most %u for this tenant, got %lld.",
+            d->max_completion_tokens.given ? "max_completion_tokens" : "max_tokens",
+            rules->max_tokens, (long long)most.v);
     r->max_tokens_given = most.given;
     r->max_tokens = !most.given ? otherwise : most.v > UINT32_MAX ? UINT32_MAX : (uint32_t)most.v;
+    if (rules->max_tokens > 0 && r->max_tokens > rules->max_tokens)
+        r->max_tokens = rules->max_tokens;
     if (d->min_tokens.v > r->max_tokens)
         return request_fields_bad(d, "invalid_value", "min_tokens",
                                   "min_tokens must be at most max_tokens (%u), got %lld.",

@@ -170,7 +170,7 @@ static void fill_submit(struct msg_submit *m, struct choice *ch)
         .head = {.kind = MSG_SUBMIT, .bytes = m->head.bytes},
         .id = ch->id,
         .leader = i > 0 ? call->choices[ch->index - i].id : 0,
-        .salt = {r->salt[0], r->salt[1]},
+        .salt = {call->salt[0], call->salt[1]},
         .arrival_us = call->arrival_us,
         .params = r->params,
         .n_prompt = p->n_ids,
@@ -180,6 +180,8 @@ static void fill_submit(struct msg_submit *m, struct choice *ch)
         .min_tokens = r->min_tokens,
         .logprobs = r->logprobs ? top : -1,
         .prompt_logprobs = ch->wants_scores ? r->prompt_logprobs : -1,
+        .tenant = call->slot != NULL ? call->slot->number : 0,
+        .priority = r->priority,
         .sparse = p->n_ids < r->sparse_min_context ? catalog_dense() : r->sparse,
     };
     m->params.choice = i; /* the seed is common: choices differ by this */
@@ -268,6 +270,8 @@ void submit_pending(struct calls *c)
     bool posted = false;
     if (c->api->mail == NULL || c->api->engine_dead)
         return;
+    if (c->api->roster != NULL && !roster_post(c->api->roster, c->api->mail))
+        return;              /* the engine must know a tenant before its sequences */
     if (c->n_cancel_due > 0) /* first: they make room */
         posted = post_due_cancels(c);
     while (c->waiting != NULL && post_call(c->waiting, &posted)) {

@@ -403,6 +403,9 @@ static status choose_heads(struct config *cfg)
 static status finish(struct config *cfg)
 {
     TRY(load_keys(cfg));
+    if (cfg->api_keys.n > 0 && cfg->api.tenants_file != NULL)
+        return err(ERR_ARG, "--tenants and --api-key (or --api-key-file, or SPIND_API_KEY) exclude "
+                            "each other: the digests of all keys go into the tenants file");
     TRY(load_generation(cfg));
     TRY(choose_sparse(cfg));
     TRY(choose_heads(cfg));
@@ -460,17 +463,23 @@ bool config_is_loopback(const struct config *cfg)
     return http_text_is_loopback((struct text_view){cfg->host, strlen(cfg->host)});
 }
 
+bool config_has_keys(const struct config *cfg)
+{
+    return cfg->api_keys.n > 0 || cfg->api.tenants_file != NULL;
+}
+
 bool config_is_open(const struct config *cfg)
 {
-    return cfg->api_keys.n == 0 && !cfg->insecure_no_auth && !config_is_loopback(cfg);
+    return !config_has_keys(cfg) && !cfg->insecure_no_auth && !config_is_loopback(cfg);
 }
 
 status config_check_open(const struct config *cfg)
 {
     if (!config_is_open(cfg))
         return OK;
-    return err(ERR_ARG,
-               "--host %s is reachable from other machines and no API key is set: pass "
-               "--api-key-file FILE (or --api-key), or --insecure-no-auth if that is meant",
-               cfg->host);
+    return err(
+        ERR_ARG,
+        "--host %s is reachable from other machines and no API key is set: pass --tenants FILE "
+        "or --api-key-file FILE (or --api-key), or --insecure-no-auth if that is meant",
+        cfg->host);
 }

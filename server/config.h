@@ -43,6 +43,7 @@ typedef char *(*config_env)(const char *name); /* getenv, from main */
 status config_load(struct config *cfg, int argc, char **argv, config_env env);
 void config_fini(struct config *cfg);
 
+bool config_has_keys(const struct config *cfg); /* who has none is refused */
 /* Reachable from elsewhere, nobody is asked for a key, and nobody said that this is meant. */
 bool config_is_open(const struct config *cfg);
 status config_check_open(const struct config *cfg); /* ERR_ARG if so, and what to do */

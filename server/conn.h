@@ -60,6 +60,7 @@ struct exchange {
     struct text_view path, query, origin; /* in parse.text; origin: p NULL unless CORS applies */
     uint64_t arrival_us;
     char id[HTTP_ID_BYTES];
+    struct caller caller;
 };
 
 struct conn_bytes {

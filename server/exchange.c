@@ -61,6 +61,11 @@ void *exchange_user(const struct exchange *x)
     return x->user;
 }
 
+struct caller *exchange_caller(struct exchange *x)
+{
+    return &x->caller;
+}
+
 static void put(struct conn *c, const char *s)
 {
     conn_put(c, s, strlen(s));
@@ -94,6 +99,7 @@ static void put_head(struct conn *c, int code, const char *content_type, const c
         conn_put(c, c->x.origin.p, c->x.origin.len);
         put(c, "\r\nAccess-Control-Expose-Headers: X-Request-Id, Retry-After\r\nVary: Origin\r\n");
     }
+    put(c, c->x.caller.lines);
     if (extra != NULL)
         put(c, extra);
 }

@@ -5,6 +5,7 @@
 
 #include "api/load/load.h"
 #include "engine/tool/tool.h"
+#include "server/key.h"
 #include "server/serve.h"
 
 #include <unistd.h>
@@ -85,6 +86,7 @@ static const struct verb {
     {"bench", "measure speed: of steps, of prompts, of a server under load", bench_run},
     {"inspect", "say where the bytes are: of the flags of serve, or of http://HOST:PORT",
      inspect_run},
+    {"key", "make an API key for a tenant of --tenants", key_run},
     {"version", "print the version", version_run},
     {"help", "this text", help_run},
 };

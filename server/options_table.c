@@ -347,6 +347,12 @@ const struct option options_table[] = {
      .group = "security",
      TEXT(api_key_file),
      .help = "File with one key per line; # starts a comment."},
+    {.name = "tenants",
+     .group = "security",
+     TEXT(api.tenants_file),
+     .help =
+         "JSON file of tenants: names, digests of their keys ('spind key' makes one), weights and "
+         "limits; instead of --api-key. Read again at SIGHUP. Only its owner may read it."},
     {.name = "insecure-no-auth",
      .group = "security",
      FLAG(insecure_no_auth),

@@ -38,7 +38,7 @@ struct server {
     uv_loop_t loop;
     uv_async_t mail, loaded;
     uv_timer_t tick;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     uv_thread_t loader;
     bool loader_running;
     struct api *api;
@@ -235,6 +235,14 @@ static void on_signal(uv_signal_t *h, int signo)
     start_drain(s, s->net.env.now_us = clock_us(), s->cfg.drain_us, EXIT_OK);
 }
 
+static void on_reload(uv_signal_t *h, int signo)
+{
+    struct server *s = h->data;
+    (void)signo;
+    if (s->phase == LOADING || s->phase == SERVING)
+        api_reload(s->api);
+}
+
 /* ---- start and end ---- */
 
 static void random_bytes(uint8_t *p, size_t n)
@@ -294,10 +302,14 @@ static void init_handles(struct server *s)
     CHECK(uv_timer_init(&s->loop, &s->tick) == 0);
     CHECK(uv_signal_init(&s->loop, &s->sigterm) == 0);
     CHECK(uv_signal_init(&s->loop, &s->sigint) == 0);
-    s->mail.data = s->loaded.data = s->tick.data = s->sigterm.data = s->sigint.data = s;
+    CHECK(uv_signal_init(&s->loop, &s->sighup) == 0);
+    s->mail.data = s->loaded.data = s->tick.data = s->sigterm.data = s->sigint.data =
+        s->sighup.data = s;
     uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
     uv_signal_start(&s->sigterm, on_signal, SIGTERM);
     uv_signal_start(&s->sigint, on_signal, SIGINT);
+    if (s->cfg.api.tenants_file != NULL) /* without a file it ends the process, as ever */
+        uv_signal_start(&s->sighup, on_reload, SIGHUP);
     work_init(&s->loop);
     keep_date(s);
 }
@@ -308,7 +320,7 @@ static void init_env(struct server *s)
     s->net.env.api = s->api;
     s->net.env.limits = cfg->limits;
     s->net.env.random = random_bytes;
-    s->net.env.rules = (struct rules){.check_host = cfg->api_keys.n == 0,
+    s->net.env.rules = (struct rules){.check_host = !config_has_keys(cfg),
                                       .allow_ip_hosts = !config_is_loopback(cfg),
                                       .hosts = cfg->hosts.v,
                                       .n_hosts = cfg->hosts.n,
@@ -363,7 +375,7 @@ static void log_arguments(const struct server *s)
     config_describe(cfg, text, sizeof text);
     if (text[0] != '\0')
         log_line(LOG_INFO, "non-default args: %s", text);
-    if (cfg->api_keys.n == 0 && !config_is_loopback(cfg))
+    if (!config_has_keys(cfg) && !config_is_loopback(cfg))
         log_line(LOG_WARN, "listening beyond this machine without an API key");
 }
 

@@ -20,6 +20,7 @@ struct exchange {
     size_t unsent, limit; /* limit: stream_write beyond it is refused; 0: none */
     uint32_t n_writes;
     uint64_t arrival_us;
+    struct caller caller;
 };
 
 enum http_method exchange_method(const struct exchange *x)
@@ -56,6 +57,10 @@ const char *exchange_request_id(const struct exchange *x)
 {
     (void)x;
     return "test";
+}
+struct caller *exchange_caller(struct exchange *x)
+{
+    return &x->caller;
 }
 void exchange_set_user(struct exchange *x, void *user)
 {
@@ -189,6 +194,7 @@ static inline void rig_init(struct rig *g, size_t ring)
     CHECK(mailbox_create(&g->a.mail, ring, 4096, NULL, NULL) == OK);
     rig_use_ring(g->a.mail);
     CHECK(metrics_create(&g->a.metrics, "m", &g->info) == OK);
+    CHECK(auth_create(&g->a.auth, NULL, 0) == OK);
     CHECK(calls_create(&g->a.calls, &g->a) == OK);
 }
 
@@ -196,6 +202,7 @@ static inline void rig_fini(struct rig *g)
 {
     calls_destroy(g->a.calls);
     metrics_destroy(g->a.metrics);
+    auth_destroy(g->a.auth);
     mailbox_destroy(g->a.mail);
     token_scratch_destroy(g->a.scratch);
     tokenizer_destroy(g->tok);

@@ -85,6 +85,11 @@ void api_destroy(struct api *a)
     mem_free(a);
 }
 
+void api_reload(struct api *a)
+{
+    (void)a;
+}
+
 void api_engine_ready(struct api *a, const struct engine_info *info, struct mailbox *mail)
 {
     (void)info, (void)mail;

@@ -16,6 +16,7 @@ struct exchange {
     bool close, stream;
     char content_type[64], extra[256];
     struct writer answer;
+    struct caller caller;
 };
 
 enum http_method exchange_method(const struct exchange *x)
@@ -51,6 +52,10 @@ const char *exchange_request_id(const struct exchange *x)
 {
     (void)x;
     return "id";
+}
+struct caller *exchange_caller(struct exchange *x)
+{
+    return &x->caller;
 }
 void exchange_set_user(struct exchange *x, void *user)
 {
@@ -179,6 +184,7 @@ static void open_exchange(struct exchange *x)
     writer_init(&x->answer);
     x->status = 0;
     x->user = NULL;
+    memset(&x->caller, 0, sizeof x->caller);
 }
 
 /* As the server does it. */
