@@ -10,7 +10,7 @@
 /* Before anything is known of a tenant its answers are taken for so long; later ones count a sixteenth. */
 enum { FIRST_MEAN = 256, MEAN_OF = 16 };
 
-static double capacity(const struct quota *q, enum quota_bucket b)
+static double capacity(const struct quota *q, enum quota_limit b)
 {
     return (double)q->limits.per_minute[b];
 }
@@ -53,13 +53,13 @@ static uint64_t whole(double v)
     return v <= 0 ? 0 : (uint64_t)v;
 }
 
-static bool bucket_passes(const struct quota *q, enum quota_bucket b, uint64_t amount,
+static bool bucket_passes(const struct quota *q, enum quota_limit b, uint64_t amount,
                           struct quota_refusal *why)
 {
     double most = capacity(q, b), short_of = (double)amount - q->level[b];
     if (most == 0 || amount == 0 || short_of <= 0)
         return true;
-    *why = (struct quota_refusal){.which = (enum quota_limit)b,
+    *why = (struct quota_refusal){.which = b,
                                   .limit = q->limits.per_minute[b],
                                   .used = whole(ceil(most - q->level[b])),
                                   .requested = amount,
@@ -120,14 +120,14 @@ uint64_t quota_estimate(const struct quota *q, uint32_t max_tokens)
     return whole(least(ceil(2 * q->mean_answer), max_tokens));
 }
 
-void quota_take(struct quota *q, enum quota_bucket b, uint64_t amount, uint64_t now_us)
+void quota_take(struct quota *q, enum quota_limit b, uint64_t amount, uint64_t now_us)
 {
     refill(q, now_us);
     if (q->limits.per_minute[b] > 0)
         q->level[b] -= (double)amount;
 }
 
-void quota_give_back(struct quota *q, enum quota_bucket b, uint64_t amount, uint64_t now_us)
+void quota_give_back(struct quota *q, enum quota_limit b, uint64_t amount, uint64_t now_us)
 {
     refill(q, now_us);
     q->level[b] = least(capacity(q, b), q->level[b] + (double)amount);
@@ -173,12 +173,12 @@ void quota_duration(uint64_t us, char out[QUOTA_DURATION_BYTES])
         snprintf(out, QUOTA_DURATION_BYTES, "%" PRIu64 "m%" PRIu64 "%ss", s / 60, s % 60, fraction);
 }
 
-static int put_lines(const struct quota *q, enum quota_bucket b, const char *what, char *out,
+static int put_lines(const struct quota *q, enum quota_limit b, const char *what, char *out,
                      size_t room)
 {
     char reset[QUOTA_DURATION_BYTES];
     double missing = capacity(q, b) - q->level[b];
-    quota_duration(whole(ceil(missing / capacity(q, b) * MINUTE_US)), reset);
+    quota_duration(whole(missing / capacity(q, b) * MINUTE_US + 0.5), reset);
     return snprintf(out, room,
                     "x-ratelimit-limit-%s: %" PRIu64 "\r\nx-ratelimit-remaining-%s: %" PRIu64
                     "\r\nx-ratelimit-reset-%s: %s\r\n",
@@ -193,7 +193,7 @@ void quota_headers(struct quota *q, uint64_t now_us, char out[QUOTA_HEADER_BYTES
     out[0] = '\0';
     if (most[QUOTA_REQUESTS] > 0)
         n = put_lines(q, QUOTA_REQUESTS, "requests", out, QUOTA_HEADER_BYTES);
-    enum quota_bucket tighter = QUOTA_INPUT;
+    enum quota_limit tighter = QUOTA_INPUT;
     if (most[QUOTA_INPUT] == 0 ||
         (most[QUOTA_OUTPUT] > 0 && q->level[QUOTA_OUTPUT] < q->level[QUOTA_INPUT]))
         tighter = QUOTA_OUTPUT;

@@ -9,7 +9,15 @@
 
 #include "kernels/base.h"
 
-enum quota_bucket { QUOTA_REQUESTS, QUOTA_INPUT, QUOTA_OUTPUT, QUOTA_BUCKETS };
+enum quota_limit {
+    QUOTA_REQUESTS,
+    QUOTA_INPUT,
+    QUOTA_OUTPUT,
+    QUOTA_BUCKETS, /* of the kinds before, one bucket each */
+    QUOTA_SEQUENCES = QUOTA_BUCKETS,
+    QUOTA_QUEUED_TOKENS,
+    QUOTA_LIMITS
+};
 
 struct quota_limits {                   /* everywhere 0: no limit */
     uint64_t per_minute[QUOTA_BUCKETS]; /* requests, prompt tokens, generated tokens */
@@ -34,12 +42,6 @@ struct quota_need {
     uint64_t queued_tokens;
 };
 
-enum quota_limit { /* the buckets come first, in their order */
-                   QUOTA_SEQUENCES = QUOTA_BUCKETS,
-                   QUOTA_QUEUED_TOKENS,
-                   QUOTA_LIMITS
-};
-
 struct quota_refusal {
     enum quota_limit which;
     uint64_t limit, used, requested;
@@ -57,8 +59,8 @@ bool quota_admits(struct quota *q, const struct quota_need *n, uint32_t slots, u
                   struct quota_refusal *why);
 /* Of a sequence that may have max_tokens: no more than twice the recent mean. */
 uint64_t quota_estimate(const struct quota *q, uint32_t max_tokens);
-void quota_take(struct quota *q, enum quota_bucket b, uint64_t amount, uint64_t now_us);
-void quota_give_back(struct quota *q, enum quota_bucket b, uint64_t amount, uint64_t now_us);
+void quota_take(struct quota *q, enum quota_limit b, uint64_t amount, uint64_t now_us);
+void quota_give_back(struct quota *q, enum quota_limit b, uint64_t amount, uint64_t now_us);
 /* An answer of `made` tokens is over, for which `charged` were taken. */
 void quota_settle(struct quota *q, uint64_t charged, uint64_t made, uint64_t now_us);
 /* A sequence of so many tokens is over: for later estimates. */
