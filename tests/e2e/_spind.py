@@ -169,10 +169,10 @@ def hstream(server, content="What is a page table?", **fields):
     return stream(server, CHAT, {"messages": [{"role": "user", "content": content}], **fields})
 
 
-def metrics(server):
+def metrics(server, key=None):
     """name, with its labels but engine and model_name, to number."""
     out = {}
-    for line in get(server, "/metrics").body.decode().splitlines():
+    for line in get(server, "/metrics", key=key).body.decode().splitlines():
         found = re.fullmatch(r"([a-zA-Z_:]+)(?:\{(.*)\})? (\S+)", line)
         if found:
             labels = [x for x in re.findall(r'(\w+="(?:[^"\\]|\\.)*")', found.group(2) or "")
