@@ -34,9 +34,9 @@ static bool may_log(struct api *a)
     return false;
 }
 
-void access_note(struct api *a, const struct exchange *x, const struct access *l)
+void access_note(struct api *a, struct exchange *x, const struct access *l)
 {
-    const struct caller *who = exchange_caller((struct exchange *)x);
+    const struct caller *who = exchange_caller(x);
     char whose[2 * CALLER_WORD_BYTES + 16] = "";
     metrics_http(a->metrics, l->handler, l->method, l->http_status, l->seconds);
     if (a->roster != NULL)

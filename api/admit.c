@@ -115,6 +115,13 @@ void admit_refused(struct api *a, struct exchange *x, const struct api_error *e)
 
 /* ---- head and body ---- */
 
+/* Before there is a call: call_start counts its own refusals. */
+static bool rejected(struct api *a, const struct api_error *e)
+{
+    metrics_rejected(a->metrics, e->code);
+    return false;
+}
+
 bool admit_head(struct api *a, struct exchange *x, struct api_error *e)
 {
     /* The least that any generation is: what it is exactly is known after its body. */
@@ -122,7 +129,7 @@ bool admit_head(struct api *a, struct exchange *x, struct api_error *e)
     struct roster_slot *s = slot_of(a, x);
     if (s == NULL)
         return true;
-    return passes(a, s, &least, NULL, e);
+    return passes(a, s, &least, NULL, e) || rejected(a, e);
 }
 
 bool admit_body(struct api *a, struct exchange *x, struct api_error *e)
@@ -134,17 +141,17 @@ bool admit_body(struct api *a, struct exchange *x, struct api_error *e)
     if (s == NULL)
         return refuse_gone(e);
     if (!passes(a, s, &one, NULL, e)) /* others were faster while the body came */
-        return false;
+        return rejected(a, e);
     quota_take(&s->quota, QUOTA_REQUESTS, 1, clock_us());
     exchange_caller(x)->counted = true;
     tell_limits(s, x);
     return true;
 }
 
-struct request_rules admit_rules(const struct api *a, const struct exchange *x)
+struct request_rules admit_rules(const struct api *a, struct exchange *x)
 {
     struct request_rules rules = a->rules;
-    const struct roster_slot *s = slot_of(a, (struct exchange *)x);
+    const struct roster_slot *s = slot_of(a, x);
     if (s == NULL)
         return rules;
     rules.has_priority = true;

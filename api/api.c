@@ -99,7 +99,7 @@ void api_destroy(struct api *a)
 
 /* ---- answers ---- */
 
-static void count(struct api *a, const struct exchange *x, int http_status)
+static void count(struct api *a, struct exchange *x, int http_status)
 {
     static const char *const methods[] = {[HTTP_M_GET] = "GET",
                                           [HTTP_M_POST] = "POST",

@@ -58,7 +58,7 @@ struct access {
     double seconds;
     uint64_t prompt_tokens, output_tokens; /* both 0: nothing was generated */
 };
-void access_note(struct api *a, const struct exchange *x, const struct access *l);
+void access_note(struct api *a, struct exchange *x, const struct access *l);
 
 /* api/auth.c */
 status auth_create(struct auth **out, const char *const *keys, uint32_t n);
@@ -79,7 +79,7 @@ bool admit_caller(struct api *a, struct exchange *x, bool limited);
 bool admit_head(struct api *a, struct exchange *x, struct api_error *e);
 bool admit_body(struct api *a, struct exchange *x, struct api_error *e); /* counts the request */
 /* What this caller's bodies may hold. */
-struct request_rules admit_rules(const struct api *a, const struct exchange *x);
+struct request_rules admit_rules(const struct api *a, struct exchange *x);
 /* The request is known: false: *e. Else *slot is whose it is; NULL without tenants. */
 bool admit_request(struct api *a, struct exchange *x, const struct request *r,
                    struct roster_slot **slot, struct api_error *e);

@@ -402,7 +402,7 @@ status tenants_parse(struct tenants **out, const char *path, const char *text, s
 }
 
 /* Nothing but a plain file, and nobody's but its owner's. */
-static status check_file(int fd, const char *path)
+static status check_file(int fd, const char *path, size_t *bytes)
 {
     struct stat s;
     if (fstat(fd, &s) != 0)
@@ -414,40 +414,41 @@ static status check_file(int fd, const char *path)
                    path, (unsigned)s.st_mode & 07777, path);
     if (s.st_size > FILE_BYTES)
         return err(ERR_IO, "%s: larger than %d MiB", path, FILE_BYTES >> 20);
+    *bytes = (size_t)s.st_size;
     return OK;
 }
 
-/* NUL-terminated; NULL: err_text says why. */
-static char *read_text(const char *path, size_t *len)
+/* The file's text, NUL-terminated, or as much of it as there is when it is cut meanwhile. */
+static status read_text(int fd, const char *path, char **text, size_t *len)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would block the loop */
-    if (fd < 0) {
-        (void)err(ERR_IO, "%s: %s", path, strerror(errno));
-        return NULL;
+    size_t bytes = 0;
+    ssize_t n = 1;
+    TRY(check_file(fd, path, &bytes));
+    char *p = mem_alloc(bytes + 1);
+    for (*len = 0; n > 0 && *len < bytes;) {
+        n = read(fd, p + *len, bytes - *len);
+        *len += n > 0 ? (size_t)n : 0;
     }
-    char *text = NULL;
-    if (check_file(fd, path) == OK) {
-        ssize_t n = 1;
-        text = mem_alloc(FILE_BYTES + 1);
-        for (*len = 0; n > 0 && *len<FILE_BYTES; *len += n> 0 ? (size_t)n : 0)
-            n = read(fd, text + *len, FILE_BYTES - *len);
-        if (n < 0) {
-            (void)err(ERR_IO, "%s: %s", path, strerror(errno));
-            mem_free(text);
-            text = NULL;
-        }
-    }
-    close(fd);
-    return text;
+    *text = p;
+    if (n >= 0)
+        return OK;
+    status st = err(ERR_IO, "%s: %s", path, strerror(errno));
+    mem_free(p);
+    return st;
 }
 
 status tenants_load(struct tenants **out, const char *path)
 {
+    char *text;
     size_t len;
-    char *text = read_text(path, &len);
-    if (text == NULL)
-        return ERR_IO;
-    status st = tenants_parse(out, path, text, len);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would block the loop */
+    if (fd < 0)
+        return err(ERR_IO, "%s: %s", path, strerror(errno));
+    status st = read_text(fd, path, &text, &len);
+    close(fd);
+    if (st != OK)
+        return st;
+    st = tenants_parse(out, path, text, len);
     mem_free(text);
     return st;
 }

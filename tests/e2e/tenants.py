@@ -236,6 +236,26 @@ def seats():
     server.stop()
 
 
+def full_server():
+    """What the server refuses for its own sake is 503, and costs the tenant nothing."""
+    file = File("full.json").write([tenant("free"), tenant("counted", requests_per_minute=5, input_tokens_per_minute=100)])
+    server = mock("--tenants", file.path, "--max-num-seqs", "2", "--max-num-queued-reqs", "1", "--mock-step-us", "3000")
+    full = [begin(server, "free") for _ in range(3)]
+    until(lambda: metrics(server, key_of("free"))['spind_tenant_running{tenant="free"}'] == 2 and
+          metrics(server, key_of("free"))['spind_tenant_waiting{tenant="free"}'] == 1)
+    got = complete(server, "counted", prompt=[1] * 50)
+    ok(got.status == 503 and got.error["code"] == "server_overloaded" and 1 <= int(got.header("Retry-After")) <= 120,
+       "a full server is 503, not 429", got)
+    equal((got.header("x-ratelimit-remaining-requests"), got.header("x-ratelimit-remaining-tokens")), ("5", "100"),
+          "and what was refused for that is not charged")
+    m = metrics(server, key_of("free"))
+    equal(m['spind_tenant_rejected_total{reason="server",tenant="counted"}'], 1, "it is counted as the server's refusal")
+    for s in full:
+        s.close()
+    ok(eventually(lambda: complete(server, "counted", prompt=[1] * 50).status == 200, 60), "with room it passes")
+    server.stop()
+
+
 # ---- reloads ----
 
 
@@ -366,6 +386,7 @@ def main():
     secrets(server)
     equal(server.stop(), 0, "it ends as it should")
     seats()
+    full_server()
     done()
 
 

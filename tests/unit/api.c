@@ -5,6 +5,8 @@
 
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- a connection that remembers ---- */
 
@@ -544,8 +546,102 @@ static void errors_of_the_server_have_our_shape(void)
        "431");
 }
 
+/* ---- tenants ---- */
+
+static const char *tenants_file(void)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/spind-api-%d.json", (int)getpid());
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fchmod(fileno(f), 0600) == 0);
+    fputs(
+        "{\"tenants\": [{\"name\": \"a\", \"keys\": [{\"id\": \"1\", \"sha256\": "
+        "\"a4a6d307ad00fa67176e1099fdbc4f4a09bb527a7f24718a5030f2f173d11f7f\"}], \"priority\": [0, "
+        "9], \"requests_per_minute\": 2}, {\"name\": \"b\", \"keys\": [{\"id\": \"2\", \"sha256\": "
+        "\"18519d64d0d18b0e84e43301547425933dc0394576666e8da1ef1790fb64ca9f\"}], \"weight\": 3}]}",
+        f);
+    CHECK(fclose(f) == 0);
+    return path;
+}
+
+/* The next message of this kind to the engine, and nothing else before it. */
+static const void *next_message(enum message_kind kind)
+{
+    const struct msg_head *m = mailbox_peek(mail, TO_ENGINE);
+    return m != NULL && m->kind == kind ? m : NULL;
+}
+
+/* What the engine is told of one completion: its tenant, its salt. */
+static struct msg_submit submit_of(struct api *a, const char *key, const char *body)
+{
+    struct exchange x = {
+        .method = P, .path = "/v1/completions", .key = key, .type = JSON, .body = body};
+    struct msg_submit got = {0};
+    ask(a, &x);
+    const struct msg_submit *m = next_message(MSG_SUBMIT);
+    if (m != NULL) {
+        got = *m;
+        mailbox_release(mail, TO_ENGINE);
+    }
+    if (x.status == 0)
+        api_gone(a, &x);
+    close_exchange(&x);
+    api_events(a);
+    while (mailbox_peek(mail, TO_ENGINE) != NULL) /* its cancel */
+        mailbox_release(mail, TO_ENGINE);
+    return got;
+}
+
+static void the_engine_knows_whose_a_sequence_is(void)
+{
+    const char *path = tenants_file();
+    const char body[] = "{\"prompt\":\"a\",\"max_tokens\":4}";
+    struct api *a = make(&(struct api_config){.tenants_file = path}, true);
+    const struct msg_tenant *t = next_message(MSG_TENANT);
+    ok(t != NULL && t->tenant > 0 && t->weight == 1, "the engine first hears of a tenant");
+    uint32_t first = t != NULL ? t->tenant : 0;
+    mailbox_release(mail, TO_ENGINE);
+    t = next_message(MSG_TENANT);
+    ok(t != NULL && t->tenant > 0 && t->tenant != first && t->weight == 3, "and of every other");
+    uint32_t second = t != NULL ? t->tenant : 0;
+    mailbox_release(mail, TO_ENGINE);
+    struct msg_submit of_a =
+        submit_of(a, "Bearer sk-a", "{\"prompt\":\"a\",\"max_tokens\":4,\"priority\":7}");
+    struct msg_submit of_b = submit_of(a, "Bearer sk-b", body);
+    struct msg_submit again = submit_of(a, "Bearer sk-a", body);
+    ok(of_a.tenant == first && of_b.tenant == second && again.tenant == first,
+       "then of each sequence whose it is");
+    ok(of_a.priority == 7 && of_b.priority == 0, "and its priority");
+    ok(memcmp(of_a.salt, again.salt, sizeof of_a.salt) == 0 &&
+           memcmp(of_a.salt, of_b.salt, sizeof of_a.salt) != 0,
+       "and under which salt it is cached: its tenant's");
+    static const struct door doors[] = {
+        {P, "/v1/completions", "Bearer sk-a", JSON, 429, "rate_limit_exceeded", "Retry-After: "},
+        {P, "/v1/completions", "Bearer sk-b", JSON, 400, "missing_required_parameter", NULL},
+        {P, "/v1/completions", "Bearer sk-c", JSON, 401, "invalid_api_key", NULL},
+        {G, "/v1/models", "Bearer sk-a", NULL, 200, NULL, NULL},
+    };
+    KNOCK(a, doors, "with tenants, one of which has had its two requests");
+    unmake(a);
+    unlink(path);
+}
+
+static void without_tenants_there_is_one(void)
+{
+    const char body[] = "{\"prompt\":\"a\",\"max_tokens\":4,\"priority\":0}";
+    struct api *a = make(&(struct api_config){0}, true);
+    ok(mailbox_peek(mail, TO_ENGINE) == NULL, "the engine is told of none");
+    struct msg_submit one = submit_of(a, NULL, body), two = submit_of(a, NULL, body);
+    ok(one.id != 0 && one.tenant == 0 && one.priority == 0, "sequences are number 0's");
+    ok((one.salt[0] != 0 || one.salt[1] != 0) && memcmp(one.salt, two.salt, sizeof one.salt) == 0,
+       "under a secret salt all the same");
+    unmake(a);
+}
+
 int main(void)
 {
+    the_engine_knows_whose_a_sequence_is();
+    without_tenants_there_is_one();
     a_key_is_asked_for_first();
     paths_methods_and_types();
     health_follows_the_model();
