@@ -150,16 +150,15 @@ static void a_file_is_tenants_and_nothing_else(void)
 
 static void a_full_file_is_read_as_it_stands(void)
 {
-    static const char
-        text[] =
-            "{\"tenants\": [{\"name\": \"research\", \"keys\": [{\"id\": \"k1\", \"sha256\": "
-            "\"" SHA("b") "\", \"expires\": \"2027-01-31\"}, {\"id\": \"K-2\", \"sha256\": \"" SHA(
-                "a") "\", \"expires\": \"2027-01-31T12:00:01Z\"}], \"weight\": 2.5, \"priority\": "
-                     "[-1, "
-                     "10], \"max_running\": 16, \"max_queued\": 64, \"max_queued_tokens\": 400000, "
-                     "\"requests_per_minute\": 600, \"input_tokens_per_minute\": 2000000, "
-                     "\"output_tokens_per_minute\": 200000, \"max_tokens\": 8192, \"max_kv_hbm\": "
-                     "\"20GiB\", \"max_kv_dram\": 4096}, {\"name\": \"b\"}]}";
+    static const char text[] =
+        "{\"tenants\": [{\"name\": \"research\", \"keys\": [{\"id\": \"k1\", \"sha256\": "
+        "\"" SHA("b") "\", \"expires\": \"2027-01-31\"}, {\"id\": \"K-2\", \"sha256\": \"" SHA(
+            "a") "\", \"expires\": \"2027-01-31T12:00:01Z\"}], \"weight\": 2.5, \"priority\": "
+                 "[-1, "
+                 "10], \"max_running\": 16, \"max_queued\": 64, \"max_queued_tokens\": 400000, "
+                 "\"requests_per_minute\": 600, \"input_tokens_per_minute\": 2000000, "
+                 "\"output_tokens_per_minute\": 200000, \"max_tokens\": 8192, \"max_kv_hbm\": "
+                 "\"20GiB\", \"max_kv_dram\": 4096}, {\"name\": \"b\"}]}";
     struct tenants *t;
     CHECK(tenants_parse(&t, "f", text, sizeof text - 1) == OK);
     const struct tenant *a = &t->v[0], *b = &t->v[1];
