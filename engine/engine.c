@@ -169,7 +169,7 @@ static void tell_step(struct engine *e)
     s->preemptions = e->sched.preemptions;
     s->table_bytes = c.table_bytes;
     s->running = e->sched.n_running;
-    s->waiting = e->sched.n_waiting;
+    s->waiting = e->sched.queue.n_waiting;
     for (int tier = 0; tier < 2; tier++) {
         s->blocks_total[tier] = c.total[tier];
         s->blocks_free[tier] = c.free[tier];
@@ -209,11 +209,11 @@ static void tell_refused(void *arg, struct sequence *q, status why)
 static void audit(const struct engine *e)
 {
     const struct sched *s = &e->sched;
-    struct kv_seq **open = mem_alloc((s->n_sequences + 1) * sizeof(struct kv_seq *));
+    struct kv_seq **open = mem_alloc((s->queue.n_sequences + 1) * sizeof(struct kv_seq *));
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_running; i++)
         open[n++] = &s->running[i]->kv;
-    for (const struct sequence *q = s->first; q != NULL; q = q->next)
+    for (const struct sequence *q = s->queue.first; q != NULL; q = q->next)
         if (q->state == SEQUENCE_PAUSED)
             open[n++] = (struct kv_seq *)(uintptr_t)&q->kv;
     kv_audit(e->kv, open, n);
@@ -224,7 +224,7 @@ static void audit(const struct engine *e)
 /* Less than a quarter left, or somebody waits: spilling may be next. */
 static bool hbm_is_short(const struct engine *e)
 {
-    return e->sched.n_waiting > 0 || kv_available(e->kv) < e->info.kv_blocks[KV_HBM] / 4;
+    return e->sched.queue.n_waiting > 0 || kv_available(e->kv) < e->info.kv_blocks[KV_HBM] / 4;
 }
 
 /* A device that a step broke for good: nothing is queued, and it fails again. */

@@ -210,7 +210,7 @@ static struct sequence *youngest_running(const struct sched *s)
 /* A pinned one only where nobody else is left. */
 static struct sequence *youngest_paused(const struct sched *s, bool pinned)
 {
-    struct sequence *q = s->last; /* the queue is in order of submission */
+    struct sequence *q = s->queue.last; /* the queue is in order of submission */
     while (q != NULL && (q->state != SEQUENCE_PAUSED || sched_is_pinned(q) != pinned))
         q = q->prev;
     return q;
@@ -395,7 +395,7 @@ static struct sequence *next_to_restore(const struct sched *s)
 /* Behind a restore the margin is there, or in hot sets that have grown into it. */
 static void restore_one(struct sched *s)
 {
-    if (s->n_waiting > 0 || s->n_steps - s->spilled_at < RESIDENCE_CALM)
+    if (s->queue.n_waiting > 0 || s->n_steps - s->spilled_at < RESIDENCE_CALM)
         return;
     struct sequence *q = next_to_restore(s);
     if (q == NULL)
@@ -471,7 +471,7 @@ static void share_budgets(struct sched *s)
     kv_counts(s->kv, &c);
     uint64_t spare = kv_available(s->kv), later = residence_reserved(s), total = now, free = 0;
     uint64_t soon = reserved_for(s, 2 * RESIDENCE_EVERY), there = c.free[KV_HBM] + c.cached[KV_HBM];
-    if (s->n_waiting == 0 && spare > later) {
+    if (s->queue.n_waiting == 0 && spare > later) {
         total += spare - later;
         free = spare - later < c.free[KV_HBM] ? spare - later : c.free[KV_HBM];
     } else if (there < soon) { /* not where another class is what is short */

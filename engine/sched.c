@@ -17,11 +17,10 @@ void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t m
                         .max_seqs = max_seqs,
                         .max_rows = max_rows,
                         .prefix_caching = prefix_caching,
-                        .n_buckets = 1024,
                         .blocked_at = SCHED_NOT_BLOCKED};
     s->running = mem_alloc(max_seqs * sizeof *s->running);
     s->plan = mem_alloc(max_seqs * sizeof *s->plan);
-    s->buckets = mem_alloc(s->n_buckets * sizeof *s->buckets);
+    queue_init(&s->queue);
     s->claims = mem_alloc(max_seqs * sizeof *s->claims);
 }
 
@@ -35,62 +34,17 @@ void sched_fini(struct sched *s)
 {
     while (s->n_running > 0)
         drop(s, s->running[0]);
-    while (s->first != NULL)
-        drop(s, s->first);
+    while (s->queue.first != NULL)
+        drop(s, s->queue.first);
     mem_free(s->running);
     mem_free(s->plan);
-    mem_free(s->buckets);
+    queue_fini(&s->queue);
     mem_free(s->claims);
-}
-
-/* ---- the id table ---- */
-
-static struct sequence **bucket_of(const struct sched *s, uint64_t id)
-{
-    return &s->buckets[(id * 0x9e3779b97f4a7c15u >> 32) & (s->n_buckets - 1)];
 }
 
 struct sequence *sched_find(const struct sched *s, uint64_t id)
 {
-    struct sequence *q = *bucket_of(s, id);
-    while (q != NULL && q->id != id)
-        q = q->next_in_bucket;
-    return q;
-}
-
-static void table_take(struct sched *s, struct sequence *q)
-{
-    struct sequence **at = bucket_of(s, q->id);
-    while (*at != q) {
-        CHECK(*at != NULL);
-        at = &(*at)->next_in_bucket;
-    }
-    *at = q->next_in_bucket;
-}
-
-/* ---- the queue, in order of submission ---- */
-
-static void queue_insert(struct sched *s, struct sequence *q)
-{
-    /* New ones go to the end, a preempted one near the head: search from the end it is closer to. */
-    struct sequence *before = s->last;
-    if (s->first != NULL && q->order < s->first->order)
-        before = NULL;
-    while (before != NULL && before->order > q->order)
-        before = before->prev;
-    q->prev = before;
-    q->next = before != NULL ? before->next : s->first;
-    *(before != NULL ? &before->next : &s->first) = q;
-    *(q->next != NULL ? &q->next->prev : &s->last) = q;
-    s->n_waiting++;
-}
-
-static void queue_take(struct sched *s, struct sequence *q)
-{
-    *(q->prev != NULL ? &q->prev->next : &s->first) = q->next;
-    *(q->next != NULL ? &q->next->prev : &s->last) = q->prev;
-    q->next = q->prev = NULL;
-    s->n_waiting--;
+    return queue_find(&s->queue, id);
 }
 
 static void running_take(struct sched *s, struct sequence *q)
@@ -112,7 +66,7 @@ static void sequence_move(struct sched *s, struct sequence *q, enum sequence_sta
     if (q->state == SEQUENCE_RUNNING)
         running_take(s, q);
     else
-        queue_take(s, q);
+        queue_take(&s->queue, q);
     if (to == SEQUENCE_WAITING || to == SEQUENCE_DONE) {
         layer_major_end(s, q);
         kv_seq_close(s->kv, &q->kv);
@@ -123,26 +77,22 @@ static void sequence_move(struct sched *s, struct sequence *q, enum sequence_sta
     if (to == SEQUENCE_RUNNING)
         s->running[s->n_running++] = q;
     else if (to != SEQUENCE_DONE)
-        queue_insert(s, q);
+        queue_insert(&s->queue, q);
     q->state = to;
     s->blocked_at = SCHED_NOT_BLOCKED; /* whoever was blocked may fit now */
 }
 
 void sched_submit(struct sched *s, struct sequence *q)
 {
-    struct sequence **at = bucket_of(s, q->id);
-    q->next_in_bucket = *at;
-    *at = q;
+    queue_note(&s->queue, q);
     q->state = SEQUENCE_WAITING;
-    queue_insert(s, q);
-    s->n_sequences++;
+    queue_insert(&s->queue, q);
 }
 
 void sched_remove(struct sched *s, struct sequence *q)
 {
     sequence_move(s, q, SEQUENCE_DONE);
-    table_take(s, q);
-    s->n_sequences--;
+    queue_forget(&s->queue, q);
 }
 
 /* ---- admission ---- */
@@ -401,7 +351,8 @@ static void admit_waiting(struct sched *s, uint64_t now_us,
                           void (*admitted)(void *arg, struct sequence *q),
                           void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
-    for (struct sequence *q = s->first, *next; q != NULL && s->n_running < s->max_seqs; q = next) {
+    for (struct sequence *q = s->queue.first, *next; q != NULL && s->n_running < s->max_seqs;
+         q = next) {
         next = q->next;
         if (waits_for_leader(s, q) || (s->deep != NULL && q->waits_for_layers))
             continue;

@@ -28,7 +28,7 @@
 #ifndef ENGINE_SCHED_H
 #define ENGINE_SCHED_H
 
-#include "engine/sequence.h"
+#include "engine/queue.h"
 
 enum {
     SCHED_MAX_BYPASS = 8, /* steps full of younger prompts pass even a short one */
@@ -49,19 +49,16 @@ struct sched {
     uint32_t whole;
     bool prompts_turn; /* a chunk had to wait for a step without answers: the next one */
     bool prefix_caching;
-    struct sequence *first, *last; /* waiting, in order of submission */
-    struct sequence **running;     /* [n_running], in order of admission */
-    struct sequence **plan;        /* [n_plan] of running: in the step, decodes first */
-    uint32_t n_running, n_waiting, n_plan;
+    struct queue queue;        /* who waits */
+    struct sequence **running; /* [n_running], in order of admission */
+    struct sequence **plan;    /* [n_plan] of running: in the step, decodes first */
+    uint32_t n_running, n_plan;
     uint32_t plan_rows, plan_decodes;
     struct sequence *deep; /* whose prompt is read layer by layer (layer_major.h); NULL: nobody's */
     uint32_t plan_units;   /* of it, behind the plan's rows */
     uint64_t n_deep;       /* there were so far */
     size_t row_bytes;      /* of the residual stream. The owner's to set; 0: never layer by layer */
     bool plan_fills; /* the step makes rows up and computes nothing: no other sequences are in it */
-    struct sequence **buckets; /* id table */
-    uint32_t n_buckets;
-    uint32_t n_sequences;
     uint32_t blocked_at;   /* kv_available when the queue's head last did not fit; NOT_BLOCKED */
     uint32_t blocked_dram; /* kv_dram_available then */
     status why_refused;    /* of the last sequence that was */

@@ -316,7 +316,7 @@ bool step_ahead(struct step *st)
 {
     struct flight *now = flight_at(st, 0), *next = flight_at(st, 1);
     if (st->be->ops->submit == NULL || st->n_flights != 1 || st->n_ahead == STEP_MAX_AHEAD ||
-        st->failed != OK || st->sched->n_waiting > 0 || now->fills ||
+        st->failed != OK || st->sched->queue.n_waiting > 0 || now->fills ||
         now->n_decodes != now->n_plan || !all_can(st, now))
         return false;
     CHECK(now->n_logits == now->n_plan); /* a row each, which draws */

@@ -177,10 +177,10 @@ static void audit(struct rig *g)
     const struct sched *s = &g->e->sched;
     struct kv_seq *open[4];
     uint32_t n = 0;
-    CHECK(s->n_sequences <= ARRAY_LEN(open));
+    CHECK(s->queue.n_sequences <= ARRAY_LEN(open));
     for (uint32_t i = 0; i < s->n_running; i++)
         open[n++] = &s->running[i]->kv;
-    for (struct sequence *q = s->first; q != NULL; q = q->next)
+    for (struct sequence *q = s->queue.first; q != NULL; q = q->next)
         if (q->state == SEQUENCE_PAUSED)
             open[n++] = &q->kv;
     kv_audit(g->e->kv, open, n);

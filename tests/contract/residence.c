@@ -29,7 +29,7 @@ static void audit(const struct world *w)
     uint32_t n = 0;
     for (uint32_t i = 0; i < w->s.n_running; i++)
         open[n++] = &w->s.running[i]->kv;
-    for (struct sequence *q = w->s.first; q != NULL && n < 64; q = q->next)
+    for (struct sequence *q = w->s.queue.first; q != NULL && n < 64; q = q->next)
         if (q->state == SEQUENCE_PAUSED)
             open[n++] = &q->kv;
     kv_audit(w->kv, open, n);
@@ -64,8 +64,8 @@ static void spilled_traffic_always_ends(uint64_t seed, const struct size *z, con
            what, (unsigned long long)seed, w.submitted, (unsigned long long)w.steps,
            (unsigned long long)c.spills, (unsigned long long)c.restores,
            (unsigned long long)c.pauses, (unsigned long long)w.s.preemptions);
-    ok(w.finished + w.refused == w.submitted && w.s.n_sequences == 0, "%s: every sequence ended",
-       what);
+    ok(w.finished + w.refused == w.submitted && w.s.queue.n_sequences == 0,
+       "%s: every sequence ended", what);
     ok(w.refused == w.too_large, "%s: only what can never fit was refused (%u)", what, w.refused);
     ok(w.rows_bounded && w.answers_advance, "%s: steps are bounded, answers go first", what);
     ok(w.borders_kept, "%s: no step crosses a border, and what is due is sealed before", what);

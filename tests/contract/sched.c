@@ -38,7 +38,7 @@ static void random_traffic_always_ends(uint64_t seed, bool caching, bool by_turn
         ;
     printf("# seed %llu: %u sequences, %llu steps, %llu preemptions\n", (unsigned long long)seed,
            w.submitted, (unsigned long long)w.steps, (unsigned long long)w.s.preemptions);
-    ok(w.finished + w.refused == w.submitted && w.s.n_sequences == 0, "every sequence ended");
+    ok(w.finished + w.refused == w.submitted && w.s.queue.n_sequences == 0, "every sequence ended");
     ok(w.refused == w.too_large, "only what can never fit was refused (%u)", w.refused);
     ok(w.rows_bounded, "no step was larger than allowed and every row had a block");
     ok(w.answers_advance, "every running answer got its row in every step%s",
