@@ -65,6 +65,7 @@ static status choose_attention(struct engine *e, struct sequence *q)
 
 static void hear_submit(struct engine *e, const struct msg_submit *m)
 {
+    CHECK(m->tenant < MAX_TENANTS); /* the API gives them numbers */
     struct sequence *q = sequence_create(m, ++e->n_submitted, clock_us());
     if (q == NULL) {
         report_refused(&e->report, m);
@@ -83,6 +84,22 @@ static void hear_submit(struct engine *e, const struct msg_submit *m)
         finish(e, q, DONE_LENGTH, NULL);
 }
 
+/* Whole blocks; 0 bytes: no bound. */
+static uint32_t blocks_of(const struct engine *e, uint64_t bytes)
+{
+    uint64_t n = bytes / e->info.kv_block_bytes;
+    return bytes == 0 || n > TENANT_NO_BOUND ? TENANT_NO_BOUND : (uint32_t)n;
+}
+
+static void hear_tenant(struct engine *e, const struct msg_tenant *m)
+{
+    struct tenant_bounds b = {.weight = (double)m->weight,
+                              .max_running = m->max_running > 0 ? m->max_running : TENANT_NO_BOUND};
+    for (int tier = 0; tier < 2; tier++)
+        b.max_blocks[tier] = blocks_of(e, m->max_kv_bytes[tier]);
+    tenants_entitle(&e->sched.tenants, m->tenant, &b);
+}
+
 static void hear_cancel(struct engine *e, const struct msg_cancel *m)
 {
     struct sequence *q = sched_find(&e->sched, m->id);
@@ -97,6 +114,7 @@ static void hear_all(struct engine *e)
         switch (h->kind) {
         case MSG_SUBMIT: hear_submit(e, (const struct msg_submit *)(const void *)h); break;
         case MSG_CANCEL: hear_cancel(e, (const struct msg_cancel *)(const void *)h); break;
+        case MSG_TENANT: hear_tenant(e, (const struct msg_tenant *)(const void *)h); break;
         case MSG_QUIT: e->quit = true; break;
         default: CHECK(!"a message the engine knows");
         }
@@ -154,6 +172,19 @@ static void read_unscored(struct engine *e)
     e->unscored_due = false;
 }
 
+/* Behind a step: what tenants have, of whom something changed. */
+static void tell_tenants(struct engine *e)
+{
+    struct tenants *ts = &e->sched.tenants;
+    uint32_t t, i = 0;
+    uint64_t now = clock_us();
+    for (bool weighed = false; tenants_next_due(ts, now, &i, &t); weighed = true) {
+        if (!weighed)
+            residence_weigh(&e->sched);
+        report_tenant(&e->report, t, &ts->of[t], e->info.kv_block_bytes);
+    }
+}
+
 static void tell_step(struct engine *e)
 {
     struct kv_counts c;
@@ -176,6 +207,7 @@ static void tell_step(struct engine *e)
         s->blocks_cached[tier] = c.cached[tier];
     }
     report_step(&e->report, s);
+    tell_tenants(e);
     e->changed = false;
 }
 
@@ -199,7 +231,8 @@ static void tell_refused(void *arg, struct sequence *q, status why)
     snprintf(text, sizeof text, "%s: lower max_tokens%s, or start the server with more --kv-hbm%s",
              err_text(), q->in != NULL ? " or the sparse budget" : "",
              q->in != NULL ? " or --kv-dram" : "");
-    finish(e, q, DONE_REFUSED, why == ERR_FULL ? text : NULL);
+    /* ERR_ARG: its tenant's bounds, and the text says what to do. */
+    finish(e, q, DONE_REFUSED, why == ERR_FULL ? text : why == ERR_ARG ? err_text() : NULL);
 }
 
 /* ---- the thread ---- */
@@ -213,9 +246,11 @@ static void audit(const struct engine *e)
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->n_running; i++)
         open[n++] = &s->running[i]->kv;
-    for (const struct sequence *q = s->queue.first; q != NULL; q = q->next)
-        if (q->state == SEQUENCE_PAUSED)
-            open[n++] = (struct kv_seq *)(uintptr_t)&q->kv;
+    for (uint32_t i = 0; i < s->tenants.n_active; i++)
+        for (const struct sequence *q = s->queue.lines[s->tenants.active[i]].first; q != NULL;
+             q = q->next)
+            if (q->state == SEQUENCE_PAUSED)
+                open[n++] = (struct kv_seq *)(uintptr_t)&q->kv;
     kv_audit(e->kv, open, n);
     mem_free(open);
 }

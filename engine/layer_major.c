@@ -208,7 +208,7 @@ status layer_major_begin(struct sched *s, struct sequence *q)
 {
     const struct layout l = layout_of(s, q);
     CHECK(s->deep == NULL && q->layers == NULL);
-    while (blocks_missing(s, q, &l) > 0 && residence_squeeze(s))
+    while (blocks_missing(s, q, &l) > 0 && residence_squeeze(s, RESIDENCE_ANYBODY))
         ;
     uint64_t missing = blocks_missing(s, q, &l);
     if (missing > 0)

@@ -5,12 +5,14 @@ void queue_init(struct queue *u)
 {
     *u = (struct queue){.n_buckets = 1024};
     u->buckets = mem_alloc(u->n_buckets * sizeof *u->buckets);
+    u->lines = mem_alloc(MAX_TENANTS * sizeof *u->lines);
 }
 
 void queue_fini(struct queue *u)
 {
     CHECK(u->n_sequences == 0);
     mem_free(u->buckets);
+    mem_free(u->lines);
 }
 
 /* ---- the id table ---- */
@@ -47,27 +49,29 @@ struct sequence *queue_find(const struct queue *u, uint64_t id)
     return q;
 }
 
-/* ---- the queue, in order of submission ---- */
+/* ---- lines ---- */
 
 void queue_insert(struct queue *u, struct sequence *q)
 {
     /* New ones go to the end, a preempted one near the head: search from the end it is closer to. */
-    struct sequence *before = u->last;
-    if (u->first != NULL && q->order < u->first->order)
+    struct line *l = &u->lines[q->tenant];
+    struct sequence *before = l->last;
+    if (l->first != NULL && sequence_goes_before(q, l->first))
         before = NULL;
-    while (before != NULL && before->order > q->order)
+    while (before != NULL && sequence_goes_before(q, before))
         before = before->prev;
     q->prev = before;
-    q->next = before != NULL ? before->next : u->first;
-    *(before != NULL ? &before->next : &u->first) = q;
-    *(q->next != NULL ? &q->next->prev : &u->last) = q;
+    q->next = before != NULL ? before->next : l->first;
+    *(before != NULL ? &before->next : &l->first) = q;
+    *(q->next != NULL ? &q->next->prev : &l->last) = q;
     u->n_waiting++;
 }
 
 void queue_take(struct queue *u, struct sequence *q)
 {
-    *(q->prev != NULL ? &q->prev->next : &u->first) = q->next;
-    *(q->next != NULL ? &q->next->prev : &u->last) = q->prev;
+    struct line *l = &u->lines[q->tenant];
+    *(q->prev != NULL ? &q->prev->next : &l->first) = q->next;
+    *(q->next != NULL ? &q->next->prev : &l->last) = q->prev;
     q->next = q->prev = NULL;
     u->n_waiting--;
 }

@@ -126,6 +126,27 @@ void report_step(struct report *r, const struct msg_step *s)
     mailbox_wake_loop(r->mail);
 }
 
+void report_tenant(struct report *r, uint32_t tenant, const struct tenant *t, uint64_t block_bytes)
+{
+    struct msg_tenant_state *m = begin(r, MSG_TENANT_STATE, sizeof *m);
+    if (m == NULL)
+        return;
+    *m = (struct msg_tenant_state){.head = m->head,
+                                   .tenant = tenant,
+                                   .running = t->n_running,
+                                   .waiting = t->n_waiting,
+                                   .paused = t->n_paused,
+                                   .prompt_tokens = t->prompt_tokens,
+                                   .output_tokens = t->output_tokens,
+                                   .cached_tokens = t->cached_tokens,
+                                   .preemptions = t->preemptions,
+                                   .served = t->served};
+    for (int tier = 0; tier < 2; tier++)
+        m->kv_bytes[tier] = t->blocks[tier] * block_bytes;
+    end(r);
+    mailbox_wake_loop(r->mail);
+}
+
 void report_failed(struct report *r, const char *why)
 {
     struct msg_failed *m = begin(r, MSG_FAILED, sizeof *m);

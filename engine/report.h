@@ -22,6 +22,8 @@ void report_done(struct report *r, const struct sequence *q, enum done_reason re
 /* For a submission that never became a sequence. */
 void report_refused(struct report *r, const struct msg_submit *submission);
 void report_step(struct report *r, const struct msg_step *s); /* head is filled in here */
+/* What it has now; block_bytes: of one of its blocks. */
+void report_tenant(struct report *r, uint32_t tenant, const struct tenant *t, uint64_t block_bytes);
 void report_failed(struct report *r, const char *why); /* the thread ends: nothing more comes */
 void report_abandon(struct report *r);
 

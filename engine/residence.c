@@ -62,11 +62,17 @@ static uint32_t preset_slots(const struct sched *s, const struct sequence *q)
     return max_u32(min, min_u32(RESIDENCE_PRESET * named, most));
 }
 
+static const struct tenant *tenant_of(const struct sched *s, const struct sequence *q)
+{
+    return &s->tenants.of[q->tenant];
+}
+
 bool residence_can_spill(const struct sched *s, const struct sequence *q)
 {
-    if (q->in == NULL || !kv_has_dram(s->kv))
-        return false;
     uint32_t longest = q->n_prompt + q->max_tokens;
+    if (q->in == NULL || !kv_has_dram(s->kv) ||
+        blocks_for(s, longest) > tenant_of(s, q)->max_blocks[KV_DRAM])
+        return false;
     return attention_min_slots(q->in, kv_geometry(s->kv), longest) <= HOT_MAX_SLOTS;
 }
 
@@ -107,13 +113,187 @@ uint32_t residence_wanted(const struct sched *s, const struct sequence *q, uint3
     return tail_growth(s, q, rows) + less(residence_min_slots(s, q, rows), q->kv.n_slots);
 }
 
+/* ---- what a tenant may have ---- */
+
+uint32_t residence_holds(const struct sched *s, const struct sequence *q, int tier)
+{
+    uint32_t sealed = q->kv.residence == KV_SPILLED ? sealed_blocks(s, q) : 0;
+    if (q->kv.residence == KV_PAUSED)
+        return tier == KV_DRAM ? q->kv.n_blocks : 0;
+    return tier == KV_DRAM ? sealed : less(q->kv.n_blocks, sealed) + q->kv.n_slots;
+}
+
+void residence_weigh(struct sched *s)
+{
+    struct tenants *ts = &s->tenants;
+    for (uint32_t i = 0; i < ts->n_active; i++) {
+        struct tenant *n = &ts->of[ts->active[i]];
+        n->blocks[KV_HBM] = 0;
+        n->blocks[KV_DRAM] = n->paused_blocks;
+    }
+    for (uint32_t i = 0; i < s->n_running; i++)
+        for (int tier = 0; tier < 2; tier++)
+            ts->of[s->running[i]->tenant].blocks[tier] += residence_holds(s, s->running[i], tier);
+}
+
+/* DRAM blocks that a sequence is reckoned with while anything of it is there: it grows there. */
+static uint32_t dram_claim(const struct sched *s, const struct sequence *q)
+{
+    return residence_can_spill(s, q) ? blocks_for(s, q->n_prompt + q->max_tokens) : q->kv.n_blocks;
+}
+
+void residence_count_paused(struct sched *s, struct sequence *q, bool paused)
+{
+    struct tenant *n = &s->tenants.of[q->tenant];
+    if (paused) {
+        q->paused[0] = q->kv.n_blocks;
+        q->paused[1] = dram_claim(s, q);
+    }
+    n->paused_blocks += paused ? q->paused[0] : -q->paused[0];
+    n->paused_claims += paused ? q->paused[1] : -q->paused[1];
+}
+
+/* DRAM blocks that the tenant of q may still come to have, q apart: of what runs, of those that are there, and of
+ * those that must be able to go there. */
+static uint32_t dram_left(const struct sched *s, const struct sequence *q)
+{
+    const struct tenant *n = tenant_of(s, q);
+    uint64_t taken = n->paused_claims - (q->state == SEQUENCE_PAUSED ? q->paused[1] : 0);
+    if (n->max_blocks[KV_DRAM] == TENANT_NO_BOUND)
+        return TENANT_NO_BOUND;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        const struct sequence *r = s->running[i];
+        if (r != q && r->tenant == q->tenant &&
+            (r->kv.residence == KV_SPILLED || (sched_is_pinned(r) && residence_can_spill(s, r))))
+            taken += dram_claim(s, r);
+    }
+    return taken < n->max_blocks[KV_DRAM] ? n->max_blocks[KV_DRAM] - (uint32_t)taken : 0;
+}
+
+static bool may_lie_in_dram(const struct sched *s, const struct sequence *q)
+{
+    return tenant_of(s, q)->max_blocks[KV_DRAM] == TENANT_NO_BOUND ||
+           q->kv.residence != KV_RESIDENT || dram_claim(s, q) <= dram_left(s, q);
+}
+
+uint32_t residence_open_slots(const struct sched *s, const struct sequence *q, uint32_t rows)
+{
+    if (q->in == NULL)
+        return 0;
+    bool never = !residence_can_spill(s, q) || dram_claim(s, q) > dram_left(s, q);
+    bool bounded = tenant_of(s, q)->max_blocks[KV_DRAM] != TENANT_NO_BOUND;
+    return bounded && never ? HOT_MAX_SLOTS + 1 : residence_min_slots(s, q, rows);
+}
+
+/* HBM blocks with which it is reckoned: one that must not be preempted again, with all it will ever need. */
+static uint32_t reckoned(const struct sched *s, const struct sequence *q, uint32_t holds)
+{
+    uint32_t longest = q->n_prompt + q->max_tokens;
+    if (!sched_is_pinned(q))
+        return holds;
+    return max_u32(holds, residence_can_spill(s, q) ? floor_blocks(s, q, longest)
+                                                    : blocks_for(s, longest));
+}
+
+uint32_t residence_room(const struct sched *s, const struct sequence *q)
+{
+    uint64_t taken = 0, most = tenant_of(s, q)->max_blocks[KV_HBM];
+    if (most == TENANT_NO_BOUND)
+        return TENANT_NO_BOUND;
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i] != q && s->running[i]->tenant == q->tenant)
+            taken += reckoned(s, s->running[i], residence_holds(s, s->running[i], KV_HBM));
+    return taken < most ? (uint32_t)(most - taken) : 0;
+}
+
+bool residence_may_grow(const struct sched *s, const struct sequence *q, uint32_t n_rows)
+{
+    if (tenant_of(s, q)->max_blocks[KV_HBM] == TENANT_NO_BOUND)
+        return true;
+    uint32_t holds = max_u32(q->kv.n_blocks, blocks_for(s, n_rows));
+    if (q->kv.residence == KV_SPILLED)
+        holds = less(holds, sealed_blocks(s, q)) +
+                max_u32(q->kv.n_slots, residence_min_slots(s, q, n_rows));
+    return reckoned(s, q, holds) <= residence_room(s, q);
+}
+
+static bool has_bounds(const struct tenant *n)
+{
+    return n->max_blocks[KV_HBM] != TENANT_NO_BOUND || n->max_blocks[KV_DRAM] != TENANT_NO_BOUND;
+}
+
+status residence_check_bounds(const struct sched *s, const struct sequence *q)
+{
+    const struct tenant *n = tenant_of(s, q);
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    uint32_t longest = q->n_prompt + q->max_tokens, whole = blocks_for(s, longest), least = whole;
+    uint32_t hbm = min_u32(n->max_blocks[KV_HBM], c.total[KV_HBM]);
+    bool dram_holds = !c.dram_ended || whole <= c.total[KV_DRAM];
+    if (!has_bounds(n) || whole <= hbm)
+        return OK;
+    if (q->in != NULL && kv_has_dram(s->kv) && whole > n->max_blocks[KV_DRAM])
+        return err(ERR_ARG,
+                   "%u positions need %u KV blocks, and this tenant may have %u in HBM and %u in "
+                   "DRAM: lower max_tokens, or raise its bounds",
+                   longest, whole, hbm, n->max_blocks[KV_DRAM]);
+    if (residence_can_spill(s, q) && dram_holds)
+        least = floor_blocks(s, q, longest);
+    if (least <= hbm ||
+        n->max_blocks[KV_HBM] > c.total[KV_HBM]) /* the machine's is kv_seq_open's to say */
+        return OK;
+    return err(ERR_ARG,
+               "%u positions need %u KV blocks in HBM, and this tenant may have %u: lower "
+               "max_tokens, or raise its bound",
+               longest, least, hbm);
+}
+
+/* HBM blocks that it needs for so many rows, if it goes to DRAM wherever there is room for it, *dram. */
+static uint32_t least_needed(const struct sched *s, const struct sequence *q, uint32_t rows,
+                             uint32_t *dram)
+{
+    bool can = residence_can_spill(s, q);
+    if (q->kv.residence == KV_SPILLED || (q->state == SEQUENCE_PAUSED && can))
+        return floor_blocks(s, q, rows);
+    uint32_t whole = max_u32(blocks_for(s, rows), q->kv.n_blocks);
+    if (!can || dram_claim(s, q) > *dram)
+        return whole;
+    *dram -= dram_claim(s, q);
+    return min_u32(whole, floor_blocks(s, q, rows));
+}
+
+bool residence_fits_bounds(const struct sched *s, const struct sequence *q, uint32_t rows)
+{
+    const struct tenant *n = tenant_of(s, q);
+    if (!has_bounds(n))
+        return true;
+    uint32_t dram = min_u32(dram_left(s, q), kv_dram_available(s->kv));
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    bool stays = q->state == SEQUENCE_WAITING && dram_claim(s, q) > dram; /* in HBM, all of it */
+    if (stays && blocks_for(s, q->n_prompt + q->max_tokens) > c.total[KV_HBM])
+        return !residence_can_spill(s, q); /* kv_seq_open refuses it */
+    uint64_t need = least_needed(s, q, rows, &dram);
+    for (uint32_t i = 0; i < s->n_running; i++)
+        if (s->running[i]->tenant == q->tenant)
+            need += least_needed(s, s->running[i], rows_reserved(s->running[i], SCHED_FIRST_OUTPUT),
+                                 &dram);
+    return need <= min_u32(n->max_blocks[KV_HBM], c.total[KV_HBM]);
+}
+
 /* ---- making room ---- */
+
+static bool is_of(const struct sequence *q, uint32_t tenant)
+{
+    return tenant == RESIDENCE_ANYBODY || q->tenant == tenant;
+}
 
 /* A row that attends by plan, in a step with others of its sequence, must stay RESIDENT. */
 static bool may_spill(const struct sched *s, const struct sequence *q)
 {
     return q->kv.residence == KV_RESIDENT && q->kv.n_segments > 0 &&
-           !(q->n_scheduled > 1 && sched_attends_by_plan(q)) && residence_can_spill(s, q);
+           !(q->n_scheduled > 1 && sched_attends_by_plan(q)) && residence_can_spill(s, q) &&
+           may_lie_in_dram(s, q);
 }
 
 /* Every chunk of a prompt attends all of its rows before it: from DRAM at the speed of the bus. */
@@ -124,14 +304,14 @@ static bool reads_prompt(const struct sequence *q)
 
 /* The RESIDENT sequence that frees most, the youngest of equals, at its preset or its minimum; of those that read
  * their prompt, or of the others. */
-static struct sequence *best_to_spill(const struct sched *s, bool prompts, bool preset,
+static struct sequence *best_to_spill(const struct sched *s, uint32_t of, bool prompts, bool preset,
                                       uint32_t *slots)
 {
     struct sequence *best = NULL;
     uint32_t most = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (reads_prompt(q) != prompts || !may_spill(s, q))
+        if (!is_of(q, of) || reads_prompt(q) != prompts || !may_spill(s, q))
             continue;
         uint32_t n = preset ? preset_slots(s, q) : residence_min_slots(s, q, q->n_computed);
         uint32_t gain = kv_spill_gain(s->kv, &q->kv, n);
@@ -144,12 +324,12 @@ static struct sequence *best_to_spill(const struct sched *s, bool prompts, bool 
     return best;
 }
 
-static bool spill_best(struct sched *s, bool prompts)
+static bool spill_best(struct sched *s, uint32_t of, bool prompts)
 {
     uint32_t slots;
-    struct sequence *q = best_to_spill(s, prompts, true, &slots);
+    struct sequence *q = best_to_spill(s, of, prompts, true, &slots);
     if (q == NULL)
-        q = best_to_spill(s, prompts, false, &slots);
+        q = best_to_spill(s, of, prompts, false, &slots);
     if (q == NULL || kv_seq_spill(s->kv, &q->kv, slots) != OK)
         return false;
     s->spilled_at = s->n_steps;
@@ -175,13 +355,14 @@ static uint32_t surplus(const struct sched *s, const struct sequence *q)
 typedef uint32_t beyond_what(const struct sched *s, const struct sequence *q);
 
 /* By half of what the largest has beyond; but: not this one's. */
-static bool shrink_largest(struct sched *s, beyond_what *beyond, const struct sequence *but)
+static bool shrink_largest(struct sched *s, uint32_t of, beyond_what *beyond,
+                           const struct sequence *but)
 {
     struct sequence *best = NULL;
     uint32_t most = 0;
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
-        if (q == but || beyond(s, q) <= most)
+        if (q == but || !is_of(q, of) || beyond(s, q) <= most)
             continue;
         best = q;
         most = beyond(s, q);
@@ -189,51 +370,86 @@ static bool shrink_largest(struct sched *s, beyond_what *beyond, const struct se
     return best != NULL && kv_seq_resize(s->kv, &best->kv, best->kv.n_slots - (most + 1) / 2) == OK;
 }
 
-bool residence_squeeze(struct sched *s)
+bool residence_squeeze(struct sched *s, uint32_t of)
 {
-    return shrink_largest(s, surplus, NULL) || spill_best(s, false) ||
-           shrink_largest(s, excess, NULL) || spill_best(s, true);
+    return shrink_largest(s, of, surplus, NULL) || spill_best(s, of, false) ||
+           shrink_largest(s, of, excess, NULL) || spill_best(s, of, true);
 }
 
-/* The youngest that may go; whose prompt is read layer by layer has all it needs for that. There is one whenever
+/* Who has to go first: of the tenant that has most blocks by its weight; of one tenant, who is served last. */
+static bool goes_first(const struct sched *s, const struct sequence *a, const struct sequence *b)
+{
+    const struct tenant *x = tenant_of(s, a), *y = tenant_of(s, b);
+    if (x == y)
+        return sequence_goes_before(b, a);
+    double blocks_x = ((double)x->blocks[KV_HBM] + x->blocks[KV_DRAM]) / x->weight;
+    double blocks_y = ((double)y->blocks[KV_HBM] + y->blocks[KV_DRAM]) / y->weight;
+    return blocks_x != blocks_y ? blocks_x > blocks_y : a->order > b->order;
+}
+
+/* The first that may go; whose prompt is read layer by layer has all it needs for that. There is one whenever
  * blocks run short: those that are pinned were admitted with all they will ever need. */
-static struct sequence *youngest_running(const struct sched *s)
+static struct sequence *youngest_running(const struct sched *s, uint32_t of)
 {
     struct sequence *q = NULL;
     for (uint32_t i = 0; i < s->n_running; i++)
-        if (!sched_is_pinned(s->running[i]) && s->running[i]->layers == NULL &&
-            (q == NULL || s->running[i]->order > q->order))
+        if (is_of(s->running[i], of) && !sched_is_pinned(s->running[i]) &&
+            s->running[i]->layers == NULL && (q == NULL || goes_first(s, s->running[i], q)))
             q = s->running[i];
     return q;
 }
 
-/* A pinned one only where nobody else is left. */
-static struct sequence *youngest_paused(const struct sched *s, bool pinned)
+/* A pinned one only where nobody else is left; but: not this one. */
+static struct sequence *youngest_paused(const struct sched *s, uint32_t of, bool pinned,
+                                        const struct sequence *but)
 {
-    struct sequence *q = s->queue.last; /* the queue is in order of submission */
-    while (q != NULL && (q->state != SEQUENCE_PAUSED || sched_is_pinned(q) != pinned))
-        q = q->prev;
-    return q;
+    const struct tenants *ts = &s->tenants;
+    struct sequence *best = NULL;
+    for (uint32_t i = 0; i < ts->n_active; i++) {
+        uint32_t t = ts->active[i];
+        struct sequence *q = ts->of[t].n_paused > 0 && (of == RESIDENCE_ANYBODY || of == t)
+                                 ? s->queue.lines[t].last
+                                 : NULL;
+        while (q != NULL &&
+               (q == but || q->state != SEQUENCE_PAUSED || sched_is_pinned(q) != pinned))
+            q = q->prev;
+        if (q != NULL && (best == NULL || goes_first(s, q, best)))
+            best = q;
+    }
+    return best;
 }
 
-bool residence_send_away(struct sched *s, struct sequence *q)
+bool residence_take_back(struct sched *s, const struct sequence *q)
 {
-    struct sequence *victim = youngest_running(s), *paused = youngest_paused(s, false);
+    struct sequence *paused = youngest_paused(s, q->tenant, false, q);
+    if (paused == NULL)
+        paused = youngest_paused(s, q->tenant, true, q);
+    if (paused != NULL)
+        sched_retire(s, paused, SEQUENCE_WAITING);
+    return paused != NULL;
+}
+
+bool residence_send_away(struct sched *s, struct sequence *q, uint32_t of)
+{
+    residence_weigh(s);
+    struct sequence *victim = youngest_running(s, of),
+                    *paused = youngest_paused(s, of, false, NULL);
     struct sequence *first =
         victim != NULL ? victim : q; /* pinned: pausing computes nothing again */
-    bool alone = s->n_running == 1;
-    if (!alone && kv_seq_pause(s->kv, &first->kv) == OK) {
+    bool last = s->n_running == 1,
+         alone = last || (of != RESIDENCE_ANYBODY && tenant_of(s, q)->n_running == 1);
+    if (!alone && may_lie_in_dram(s, first) && kv_seq_pause(s->kv, &first->kv) == OK) {
         sched_retire(s, first, SEQUENCE_PAUSED);
         return first != q;
     }
     /* DRAM is full too. */
     if (paused == NULL && alone)
-        paused = youngest_paused(s, true);
-    if (paused != NULL && (victim == NULL || alone || paused->order > victim->order)) {
+        paused = youngest_paused(s, of, true, NULL);
+    if (paused != NULL && (victim == NULL || alone || goes_first(s, paused, victim))) {
         sched_retire(s, paused, SEQUENCE_WAITING);
         return true;
     }
-    if (alone) { /* kv_seq_open saw that it fits; but not with copies of segments that it shares */
+    if (last) { /* kv_seq_open saw that it fits; but not with copies of segments that it shares */
         q->is_stuck = q->is_private; /* without them either: memory for its tables has run out */
         q->is_private = true;
         victim = q;
@@ -256,10 +472,20 @@ status residence_ensure_slots(struct sched *s, struct sequence *q, uint32_t n_ro
     return kv_seq_resize(s->kv, &q->kv, least);
 }
 
+/* Most slots that its tenant's bound leaves its hot set. */
+static uint32_t slots_allowed(const struct sched *s, const struct sequence *q)
+{
+    uint32_t others = residence_holds(s, q, KV_HBM) - q->kv.n_slots;
+    return less(residence_room(s, q), others);
+}
+
 void residence_widen(struct sched *s, struct sequence *q)
 {
-    if (q->kv.residence == KV_SPILLED && preset_slots(s, q) > q->kv.n_slots)
-        (void)kv_seq_resize(s->kv, &q->kv, preset_slots(s, q)); /* ERR_FULL: it has what it needs */
+    if (q->kv.residence != KV_SPILLED)
+        return;
+    uint32_t slots = min_u32(preset_slots(s, q), slots_allowed(s, q));
+    if (slots > q->kv.n_slots)
+        (void)kv_seq_resize(s->kv, &q->kv, slots); /* ERR_FULL: it has what it needs */
 }
 
 /* ---- admission under pressure ---- */
@@ -281,15 +507,22 @@ static double predicted_fetch(const struct sched *s, const struct sequence *q)
     return fetch_bytes(s, q, miss);
 }
 
-/* One more that is spilled, it or another in its place. */
+/* One more that is spilled, it or another in its place. What others have of the bus beyond their share by weight does
+ * not hold back a tenant that is within its own. */
 static bool within_headroom(const struct sched *s, const struct sequence *q)
 {
     if (s->headroom <= 0 || s->step_us <= 0)
         return true;
-    double bytes = q->in == NULL ? 0 : fetch_bytes(s, q, UNKNOWN_MISS);
-    for (uint32_t i = 0; i < s->n_running; i++)
-        bytes += predicted_fetch(s, s->running[i]);
-    return bytes * s->fetch_us <= s->headroom * s->step_us;
+    double bytes = q->in == NULL ? 0 : fetch_bytes(s, q, UNKNOWN_MISS), own = bytes;
+    for (uint32_t i = 0; i < s->n_running; i++) {
+        double fetches = predicted_fetch(s, s->running[i]);
+        bytes += fetches;
+        own += s->running[i]->tenant == q->tenant ? fetches : 0;
+    }
+    double most = s->headroom * s->step_us;
+    return bytes * s->fetch_us <= most ||
+           (s->tenants.n_active > 1 &&
+            own * s->fetch_us <= most * tenants_share_now(&s->tenants, q->tenant));
 }
 
 /* Blocks of what is sealed at so many rows: of a SPILLED sequence they are in DRAM. */
@@ -322,10 +555,11 @@ static uint32_t dram_reserved(const struct sched *s, const struct sequence *q)
     return sched_is_pinned(q) ? less(sealed_at(s, longest), sealed_blocks(s, q)) : 0;
 }
 
-bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows)
+bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows,
+                                   uint32_t spare)
 {
     uint64_t available = kv_available(s->kv), dram = kv_dram_available(s->kv), down;
-    uint64_t need = needed_under_pressure(s, q, rows, &down);
+    uint64_t need = needed_under_pressure(s, q, rows, &down) + spare;
     if (s->prefix_caching) /* the copy of a segment that others read, while it is sealed */
         need += blocks_for(s, SEGMENT_ROWS);
     for (uint32_t i = 0; i < s->n_running; i++) {
@@ -386,7 +620,8 @@ static struct sequence *next_to_restore(const struct sched *s)
     for (uint32_t i = 0; i < s->n_running; i++) {
         struct sequence *q = s->running[i];
         if (q->kv.residence == KV_SPILLED && q->layers == NULL &&
-            (best == NULL || q->order < best->order) && pays_back(s, q, restore_needs(s, q)))
+            (best == NULL || q->order < best->order) && pays_back(s, q, restore_needs(s, q)) &&
+            restore_needs(s, q) <= less(residence_room(s, q), residence_holds(s, q, KV_HBM)))
             best = q;
     }
     return best;
@@ -407,7 +642,7 @@ static void restore_one(struct sched *s)
         room += s->running[i] == q ? 0 : excess(s, s->running[i]);
     if (needs + c.total[KV_HBM] / RESIDENCE_MARGIN > room)
         return;
-    while (needs > kv_available(s->kv) && shrink_largest(s, excess, q))
+    while (needs > kv_available(s->kv) && shrink_largest(s, RESIDENCE_ANYBODY, excess, q))
         ;
     (void)kv_seq_restore(s->kv, &q->kv); /* ERR_FULL: another time */
 }
@@ -439,7 +674,7 @@ static uint32_t make_claims(struct sched *s, uint64_t *minima, uint64_t *now)
                                   .preset = min_u32(max_u32(preset_slots(s, q), min), max),
                                   .max = max,
                                   .now = q->kv.n_slots,
-                                  .weight = 1,
+                                  .weight = (float)tenant_of(s, q)->weight,
                                   .bytes_per_miss_ratio = (float)fetch_bytes(s, q, 1)};
         *minima += min;
         *now += q->kv.n_slots;
@@ -455,7 +690,8 @@ static void apply_claims(struct sched *s, bool gives)
         struct sequence *q = s->running[i];
         if (q->kv.residence != KV_SPILLED)
             continue;
-        uint32_t granted = s->claims[n++].granted;
+        uint32_t granted =
+            min_u32(s->claims[n++].granted, max_u32(slots_allowed(s, q), q->kv.n_slots));
         if (granted != q->kv.n_slots && (granted < q->kv.n_slots) == gives)
             (void)kv_seq_resize(s->kv, &q->kv, granted); /* ERR_FULL: as it was */
     }

@@ -13,6 +13,11 @@
  *   6. where DRAM is full too, free the youngest of all, paused ones included: it computes its rows
  *      again later, with the same tokens.
  *
+ * Between tenants "the youngest" is first of the one that has most blocks, in both tiers, by its weight, then of the
+ * lowest priority. A tenant's bound on blocks is kept in the same way among its own: in HBM when a sequence grows
+ * (what it has now is counted), in DRAM when one goes there (with all that it may become, for it grows there step
+ * by step). What several sequences share counts for each.
+ *
  * When pressure falls: hot sets grow by their miss curves, at once into what is nobody's and slowly into what
  * the prefix cache or other hot sets have; the oldest spilled sequence that would read more than it moves becomes
  * RESIDENT again, and what hot sets have beyond the least they need counts as room for it; paused ones come back
@@ -26,6 +31,7 @@
 
 struct sched;
 
+enum { RESIDENCE_ANYBODY = UINT32_MAX };
 enum {
     RESIDENCE_PRESET = 5,     /* hot set of a fresh spill, times the selected set (locality.md) */
     RESIDENCE_EVERY = 32,     /* steps between two looks at budgets and restores */
@@ -46,13 +52,38 @@ uint32_t residence_min_slots(const struct sched *s, const struct sequence *q, ui
  * than a hot set has slots (HOT_MAX_SLOTS). */
 bool residence_can_spill(const struct sched *s, const struct sequence *q);
 /* Would it fit, for `rows` positions, if everybody who can be spilled was down to the minimum, within
- * DRAM and the headroom for transfers? */
-bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows);
-/* Makes some HBM available without anybody having to go (1 to 4); false: nobody can give more. */
-bool residence_squeeze(struct sched *s);
+ * DRAM and the headroom for transfers; and spare blocks of HBM stayed free? */
+bool residence_fits_under_pressure(const struct sched *s, const struct sequence *q, uint32_t rows,
+                                   uint32_t spare);
+/* Makes some HBM available without anybody having to go (1 to 4); false: nobody can give more. of: only a tenant's
+ * own give, where it is its bound that is short; or RESIDENCE_ANYBODY. */
+bool residence_squeeze(struct sched *s, uint32_t of);
 /* Where nobody can: somebody goes (5 and 6), for rows of q. Who had to is in the queue, out of the plan; false: q
  * itself is. */
-bool residence_send_away(struct sched *s, struct sequence *q);
+bool residence_send_away(struct sched *s, struct sequence *q, uint32_t of);
+/* ---- tenants ---- */
+
+/* Blocks that it has, by tier. */
+uint32_t residence_holds(const struct sched *s, const struct sequence *q, int tier);
+/* tenant.blocks of all that have sequences. */
+void residence_weigh(struct sched *s);
+/* It has become PAUSED, or is about to be something else. */
+void residence_count_paused(struct sched *s, struct sequence *q, bool paused);
+/* OK; ERR_ARG: at its longest it never fits what its tenant may have; text. */
+status residence_check_bounds(const struct sched *s, const struct sequence *q);
+/* Would it fit there now, for `rows` positions, if its tenant's others were down to the minimum? */
+bool residence_fits_bounds(const struct sched *s, const struct sequence *q, uint32_t rows);
+/* HBM blocks that its tenant's bound leaves it, with those that it has; TENANT_NO_BOUND. */
+uint32_t residence_room(const struct sched *s, const struct sequence *q);
+/* Do its tenant's bounds let it grow to so many positions, as it stands? */
+bool residence_may_grow(const struct sched *s, const struct sequence *q, uint32_t n_rows);
+/* min_slots for its opening (cache/kv.h): more than there can be where it must not lie in DRAM. */
+uint32_t residence_open_slots(const struct sched *s, const struct sequence *q, uint32_t rows);
+/* For q, of whose tenant nobody runs: another of its paused ones is freed; false: there is none. */
+bool residence_take_back(struct sched *s, const struct sequence *q);
+
+/* ---- hot sets ---- */
+
 /* Slots for the row at n_rows - 1 of a SPILLED sequence: grows the hot set to its minimum. ERR_FULL. */
 status residence_ensure_slots(struct sched *s, struct sequence *q, uint32_t n_rows);
 /* Gives one that was opened SPILLED the hot set that a spill would give it, if there is room. */

@@ -21,6 +21,7 @@ void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t m
     s->running = mem_alloc(max_seqs * sizeof *s->running);
     s->plan = mem_alloc(max_seqs * sizeof *s->plan);
     queue_init(&s->queue);
+    tenants_init(&s->tenants);
     s->claims = mem_alloc(max_seqs * sizeof *s->claims);
 }
 
@@ -34,11 +35,12 @@ void sched_fini(struct sched *s)
 {
     while (s->n_running > 0)
         drop(s, s->running[0]);
-    while (s->queue.first != NULL)
-        drop(s, s->queue.first);
+    while (s->tenants.n_active > 0)
+        drop(s, s->queue.lines[s->tenants.active[0]].first);
     mem_free(s->running);
     mem_free(s->plan);
     queue_fini(&s->queue);
+    tenants_fini(&s->tenants);
     mem_free(s->claims);
 }
 
@@ -63,6 +65,9 @@ static void sequence_move(struct sched *s, struct sequence *q, enum sequence_sta
 {
     CHECK(q->state != SEQUENCE_DONE && q->state != to);
     CHECK(to != SEQUENCE_PAUSED || q->kv.residence == KV_PAUSED);
+    tenants_move(&s->tenants, q->tenant, q->state, to);
+    if (q->state == SEQUENCE_PAUSED || to == SEQUENCE_PAUSED)
+        residence_count_paused(s, q, to == SEQUENCE_PAUSED);
     if (q->state == SEQUENCE_RUNNING)
         running_take(s, q);
     else
@@ -86,6 +91,7 @@ void sched_submit(struct sched *s, struct sequence *q)
 {
     queue_note(&s->queue, q);
     q->state = SEQUENCE_WAITING;
+    tenants_arrive(&s->tenants, q->tenant);
     queue_insert(&s->queue, q);
 }
 
@@ -120,9 +126,9 @@ static uint32_t rows_expected(const struct sequence *q)
     return rows < q->n_tokens ? q->n_tokens : rows;
 }
 
-static bool fits_beside_running(const struct sched *s, const struct sequence *q)
+static bool fits_beside_running(const struct sched *s, const struct sequence *q, uint32_t spare)
 {
-    uint64_t need = residence_wanted(s, q, rows_expected(q));
+    uint64_t need = spare + residence_wanted(s, q, rows_expected(q));
     for (uint32_t i = 0; i < s->n_running; i++)
         need += residence_wanted(s, s->running[i], rows_expected(s->running[i]));
     return need <= kv_available(s->kv);
@@ -143,13 +149,14 @@ static void count_hits(struct sched *s, struct sequence *q, uint32_t n_hit)
     if (q->scheduled_us != 0)
         return; /* once per sequence, not once per preemption */
     q->n_cached = n_hit;
+    tenants_count_cached(&s->tenants, q->tenant, n_hit);
     if (q->prompt_logprobs < 0 && s->prefix_caching) {
         s->queried_tokens += q->n_prompt;
         s->cached_tokens += n_hit;
     }
 }
 
-enum admission { ADMITTED, BLOCKED, PASSED_OVER, REFUSED };
+enum admission { ADMITTED, BLOCKED, PASSED_OVER, AT_BOUND, REFUSED };
 
 /* A hit never covers rows that attend by plan: another sequence may have computed them densely. */
 static struct kv_open open_args(const struct sched *s, const struct sequence *q)
@@ -170,13 +177,34 @@ static struct kv_open open_args(const struct sched *s, const struct sequence *q)
 /* Back from DRAM: whole, or with the least it needs while others give. */
 static bool resume(struct sched *s, struct sequence *q, bool whole)
 {
-    if (whole && kv_seq_resume(s->kv, &q->kv, 0) == OK)
+    if (whole && q->kv.n_blocks <= residence_room(s, q) && kv_seq_resume(s->kv, &q->kv, 0) == OK)
         return true;
     uint32_t slots = residence_can_spill(s, q) ? residence_min_slots(s, q, q->n_tokens) : 0;
+    uint32_t sealed =
+        slots > 0 ? kv_segments_due(q->n_computed) * SEGMENT_ROWS / kv_geometry(s->kv)->block_rows
+                  : 0;
+    while (q->kv.n_blocks - sealed + slots > residence_room(s, q))
+        if (!residence_squeeze(s, q->tenant))
+            return false;
     while (kv_seq_resume(s->kv, &q->kv, slots) != OK)
-        if (!residence_squeeze(s))
+        if (!residence_squeeze(s, RESIDENCE_ANYBODY))
             return false;
     return true;
+}
+
+/* A hit larger than what its tenant may have goes down at once, or is cut to it. */
+static void fit_hit(struct sched *s, struct sequence *q, struct kv_open *o, uint32_t *n_hit)
+{
+    const uint32_t room = residence_room(s, q), rows = kv_geometry(s->kv)->block_rows;
+    if (residence_holds(s, q, KV_HBM) <= room)
+        return;
+    uint32_t slots = residence_open_slots(s, q, o->max_rows);
+    if (q->kv.residence == KV_RESIDENT && slots > 0 && slots <= HOT_MAX_SLOTS &&
+        kv_seq_spill(s->kv, &q->kv, slots) == OK && residence_holds(s, q, KV_HBM) <= room)
+        return;
+    kv_seq_close(s->kv, &q->kv);
+    o->max_hit = min_u32(o->max_hit, room * rows);
+    s->why_refused = kv_seq_open(s->kv, &q->kv, o, HOT_MAX_SLOTS + 1, n_hit);
 }
 
 /* Opens it with as much of its hit as there is room for; up: RESIDENT if that fits, wherever it lies. Returns
@@ -184,9 +212,11 @@ static bool resume(struct sched *s, struct sequence *q, bool whole)
 static uint32_t open_sequence(struct sched *s, struct sequence *q, bool up)
 {
     struct kv_open o = open_args(s, q);
-    uint32_t n_hit = 0, min_slots = q->in == NULL ? 0 : residence_min_slots(s, q, o.max_rows);
+    uint32_t n_hit = 0;
     o.up = up;
-    s->why_refused = kv_seq_open(s->kv, &q->kv, &o, min_slots, &n_hit);
+    s->why_refused = kv_seq_open(s->kv, &q->kv, &o, residence_open_slots(s, q, o.max_rows), &n_hit);
+    if (s->why_refused == OK)
+        fit_hit(s, q, &o, &n_hit);
     return s->why_refused == ERR_MEMORY && !up ? open_sequence(s, q, true) : n_hit;
 }
 
@@ -207,8 +237,8 @@ static bool is_alone(const struct sched *s)
  * bus: that is asked under pressure. */
 static bool fits_now(const struct sched *s, const struct sequence *q, bool *whole)
 {
-    *whole = q->kv.residence != KV_SPILLED && fits_beside_running(s, q);
-    return *whole || is_alone(s) || residence_fits_under_pressure(s, q, rows_expected(q));
+    *whole = q->kv.residence != KV_SPILLED && fits_beside_running(s, q, 0);
+    return *whole || is_alone(s) || residence_fits_under_pressure(s, q, rows_expected(q), 0);
 }
 
 /* q is open. Where it fits only RESIDENT it is opened again so; false: it is closed, or why_refused. */
@@ -242,7 +272,8 @@ static uint32_t open_whole(struct sched *s, struct sequence *q, uint32_t n_hit)
 {
     uint32_t before = kv_available(s->kv);
     keep_cut(s, q);
-    while (q->kv.n_cut > 0 && residence_squeeze(s) && kv_available(s->kv) > before) {
+    while (q->kv.n_cut > 0 && residence_squeeze(s, RESIDENCE_ANYBODY) &&
+           kv_available(s->kv) > before) {
         kv_seq_close(s->kv, &q->kv);
         n_hit = open_sequence(s, q, false);
         if (s->why_refused != OK)
@@ -252,8 +283,10 @@ static uint32_t open_whole(struct sched *s, struct sequence *q, uint32_t n_hit)
     return n_hit;
 }
 
-static enum admission blocked(struct sched *s)
+static enum admission blocked(struct sched *s, const struct sequence *q)
 {
+    s->blocked_tenant = q->tenant;
+    s->blocked_priority = q->priority;
     s->blocked_at = kv_available(s->kv);
     s->blocked_dram = kv_dram_available(s->kv);
     return BLOCKED;
@@ -289,7 +322,7 @@ static enum admission admit_layers(struct sched *s, struct sequence *q, uint64_t
     kv_counts(s->kv, &c);
     kv_seq_close(s->kv, &q->kv);
     q->by_chunks = s->n_running == 0 && c.dram_ended; /* nothing to wait for */
-    return blocked(s);
+    return blocked(s, q);
 }
 
 /* Out of the queue with what there is of its prompt. */
@@ -306,7 +339,7 @@ static enum admission admit_new(struct sched *s, struct sequence *q, uint64_t no
         return q->by_chunks ? admit_new(s, q, now_us) : a;
     }
     if (!fits_somewhere(s, q, &n_hit))
-        return s->why_refused != OK ? REFUSED : blocked(s);
+        return s->why_refused != OK ? REFUSED : blocked(s, q);
     n_hit = open_whole(s, q, n_hit);
     if (s->why_refused != OK)
         return REFUSED;
@@ -325,7 +358,43 @@ static enum admission admit_paused(struct sched *s, struct sequence *q, uint64_t
         if (alone) /* never: but then rather compute it again than hang */
             sched_retire(s, q, SEQUENCE_WAITING);
     }
-    return blocked(s);
+    return blocked(s, q);
+}
+
+/* ---- admission: whose turn it is ---- */
+
+/* It has more than its share of the machine, running. */
+static bool is_over_share(const struct sched *s, const struct tenant *n, double share)
+{
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    return n->n_running > share * s->max_seqs || n->blocks[KV_HBM] > share * c.total[KV_HBM];
+}
+
+/* Behind q the reserve is still there (sched.h). */
+static bool leaves_reserve(const struct sched *s, const struct sequence *q)
+{
+    struct kv_counts c;
+    kv_counts(s->kv, &c);
+    const uint32_t seats = (s->max_seqs + SCHED_RESERVE - 1) / SCHED_RESERVE;
+    const uint32_t spare = c.total[KV_HBM] / SCHED_RESERVE;
+    return s->max_seqs - s->n_running > seats &&
+           (fits_beside_running(s, q, spare) ||
+            residence_fits_under_pressure(s, q, rows_expected(q), spare));
+}
+
+/* What holds q back is its own tenant's. Of a tenant of whom nobody runs paused ones may have to be computed again,
+ * or nobody would ever run. */
+static bool tenant_holds_back(struct sched *s, const struct sequence *q)
+{
+    const struct tenant *n = &s->tenants.of[q->tenant];
+    if (n->n_running >= n->max_running)
+        return true;
+    while (!residence_fits_bounds(s, q, rows_expected(q)))
+        if (n->n_running > 0 || !residence_take_back(s, q))
+            return true;
+    return s->tenants.n_told > 1 && is_over_share(s, n, tenants_share(&s->tenants, q->tenant)) &&
+           !leaves_reserve(s, q);
 }
 
 static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us)
@@ -335,37 +404,94 @@ static enum admission admit(struct sched *s, struct sequence *q, uint64_t now_us
                              q->n_prompt + q->max_tokens);
         return REFUSED;
     }
+    s->why_refused = residence_check_bounds(s, q);
+    if (s->why_refused != OK)
+        return REFUSED;
+    if (tenant_holds_back(s, q))
+        return AT_BOUND;
     return q->state == SEQUENCE_WAITING ? admit_new(s, q, now_us) : admit_paused(s, q, now_us);
 }
 
-/* Nothing has changed since the queue's head did not fit. */
-static bool still_blocked(const struct sched *s)
+/* Nothing has changed since its tenant's first did not fit. */
+static bool still_blocked(const struct sched *s, const struct sequence *q)
 {
     return s->blocked_at != SCHED_NOT_BLOCKED && s->n_running > 0 &&
+           s->blocked_tenant == q->tenant && s->blocked_priority <= q->priority &&
            kv_available(s->kv) <= s->blocked_at && kv_dram_available(s->kv) <= s->blocked_dram;
 }
 
-/* In order of submission; the first that does not fit holds back those behind it, so that a large
- * one is not starved by small ones. */
+/* Prompt rows of q, from n_computed on, that its tenant will be charged for. */
+static uint32_t rows_uncharged(const struct sequence *q)
+{
+    const uint32_t from = q->n_computed > q->n_charged ? q->n_computed : q->n_charged;
+    return from < q->n_prompt ? q->n_prompt - from : 0;
+}
+
+static void begin_admission(struct sched *s)
+{
+    const struct tenants *ts = &s->tenants;
+    for (uint32_t i = 0; i < ts->n_active; i++) {
+        const uint32_t t = ts->active[i];
+        s->queue.lines[t].next = s->queue.lines[t].first;
+        ts->of[t].pending = 0;
+    }
+    for (uint32_t i = 0; i < s->n_running; i++)
+        ts->of[s->running[i]->tenant].pending += rows_uncharged(s->running[i]);
+    if (ts->n_told > 1)
+        residence_weigh(s);
+}
+
+/* Of the tenant that was served least, its first; takes it out of those to be looked at. */
+static struct sequence *next_waiting(struct sched *s)
+{
+    const struct tenants *ts = &s->tenants;
+    struct sequence *best = NULL;
+    double least = 0;
+    for (uint32_t i = 0; i < ts->n_active; i++) {
+        struct sequence *q = s->queue.lines[ts->active[i]].next;
+        if (q == NULL)
+            continue;
+        const double served = tenants_reckoned(ts, q->tenant);
+        if (best == NULL || served < least || (served == least && q->order < best->order)) {
+            best = q;
+            least = served;
+        }
+    }
+    if (best != NULL)
+        s->queue.lines[best->tenant].next = best->next;
+    return best;
+}
+
+static void count_admitted(struct sched *s, const struct sequence *q)
+{
+    struct tenant *n = &s->tenants.of[q->tenant];
+    n->pending += rows_uncharged(q);
+    for (int tier = 0; tier < 2; tier++)
+        n->blocks[tier] += residence_holds(s, q, tier);
+}
+
+/* The first that does not fit holds back those behind it, of every tenant, so that a large one is not starved by
+ * small ones. */
 static void admit_waiting(struct sched *s, uint64_t now_us,
                           void (*admitted)(void *arg, struct sequence *q),
                           void (*refuse)(void *arg, struct sequence *q, status why), void *arg)
 {
-    for (struct sequence *q = s->queue.first, *next; q != NULL && s->n_running < s->max_seqs;
-         q = next) {
-        next = q->next;
+    begin_admission(s);
+    for (struct sequence *q; s->n_running < s->max_seqs && (q = next_waiting(s)) != NULL;) {
         if (waits_for_leader(s, q) || (s->deep != NULL && q->waits_for_layers))
             continue;
-        if (still_blocked(s))
+        if (still_blocked(s, q))
             return;
         bool first_time = q->scheduled_us == 0;
         switch (admit(s, q, now_us)) {
         case ADMITTED:
+            count_admitted(s, q);
             if (first_time)
                 admitted(arg, q);
             break;
         case BLOCKED: return;
         case PASSED_OVER: break; /* one at a time is read layer by layer; others need not wait */
+        case AT_BOUND: s->queue.lines[q->tenant].next = NULL; break; /* others' turn */
         case REFUSED: refuse(arg, q, s->why_refused); break;
         }
     }
@@ -391,6 +517,7 @@ void sched_retire(struct sched *s, struct sequence *q, enum sequence_state to)
     sched_unplan(s, q);
     s->n_retired++;
     if (to == SEQUENCE_WAITING) {
+        tenants_count_preemption(&s->tenants, q->tenant);
         q->n_preempted++;
         s->preemptions++;
     }
@@ -441,6 +568,8 @@ static status seal_due(struct sched *s, struct sequence *q)
 static status prepare_rows(struct sched *s, struct sequence *q, uint32_t rows)
 {
     TRY(seal_due(s, q));
+    if (!residence_may_grow(s, q, q->n_computed + rows))
+        return ERR_FULL;
     TRY(residence_ensure_slots(s, q, q->n_computed + rows));
     return kv_seq_grow(s->kv, &q->kv, q->n_computed + rows);
 }
@@ -449,13 +578,15 @@ static status prepare_rows(struct sched *s, struct sequence *q, uint32_t rows)
  * completes can be sealed, and go down. false: q itself had to go. */
 static bool make_room(struct sched *s, struct sequence *q, uint32_t rows, uint32_t *want)
 {
+    const bool own = !residence_may_grow(s, q, q->n_computed + rows);
+    const uint32_t of = own ? q->tenant : RESIDENCE_ANYBODY; /* whose bound is short */
     q->n_wanted = rows;
-    bool squeezed = residence_squeeze(s);
+    bool squeezed = residence_squeeze(s, of);
     q->n_wanted = 0;
     if (squeezed)
         return true;
     if (rows <= rows_to_border(q))
-        return residence_send_away(s, q);
+        return residence_send_away(s, q, of);
     *want = rows_to_border(q);
     return true;
 }
@@ -523,10 +654,25 @@ static bool has_share(const struct shares *left, const struct sequence *q)
 /* It has passed the one that is read layer by layer often enough. */
 static bool waits_for_deep(const struct sched *s, const struct sequence *q)
 {
-    return s->deep != NULL && q->order > s->deep->order && is_due(s, s->deep);
+    return s->deep != NULL && q->tenant == s->deep->tenant && q->order > s->deep->order &&
+           is_due(s, s->deep);
 }
 
-/* The prompt to serve next: one that was passed too often, else the one with the least left. */
+/* Between tenants who was served less; of one, who was passed too often, oldest first, else who has the least left. */
+static bool prompt_goes_before(const struct sched *s, const struct sequence *a,
+                               const struct sequence *b)
+{
+    const double served_a = s->tenants.of[a->tenant].served,
+                 served_b = s->tenants.of[b->tenant].served;
+    const bool due_a = is_due(s, a), due_b = is_due(s, b);
+    if (served_a != served_b)
+        return served_a < served_b;
+    if (due_a || due_b)
+        return due_a && (!due_b || a->order < b->order);
+    return sequence_left(a) < sequence_left(b);
+}
+
+/* The prompt to serve next. */
 static struct sequence *next_prompt(const struct sched *s, const struct shares *left)
 {
     struct sequence *best = NULL;
@@ -535,15 +681,14 @@ static struct sequence *next_prompt(const struct sched *s, const struct shares *
         if (q->n_scheduled > 0 || !has_share(left, q) || sequence_fills(q) || q->layers != NULL ||
             waits_for_deep(s, q))
             continue;
-        bool due = is_due(s, q), best_due = best != NULL && is_due(s, best);
-        if (best == NULL || (due && (!best_due || q->order < best->order)) ||
-            (!due && !best_due && sequence_left(q) < sequence_left(best)))
+        if (best == NULL || prompt_goes_before(s, q, best))
             best = q;
     }
     return best;
 }
 
-/* Who got nothing while younger prompts did has been passed by their rows; who waits for the step's read of DRAM by
+/* Who got nothing while its tenant's younger prompts did has been passed by their rows (between tenants counters see
+ * to it that nobody starves, and a prompt that is due must not buy its tenant more); who waits for the step's read of DRAM by
  * a whole step. */
 static void count_passed(struct sched *s)
 {
@@ -551,10 +696,19 @@ static void count_passed(struct sched *s)
         struct sequence *q = s->running[i];
         const bool waits = q->n_scheduled == 0 && !sequence_decodes(q);
         for (uint32_t k = s->plan_decodes; waits && k < s->n_plan; k++)
-            if (s->plan[k]->order > q->order)
+            if (s->plan[k]->order > q->order && s->plan[k]->tenant == q->tenant)
                 q->passed_rows +=
                     reads_dram(q) && reads_dram(s->plan[k]) ? s->max_rows : s->plan[k]->n_scheduled;
     }
+}
+
+void sched_charge(struct sched *s, struct sequence *q, uint32_t from, uint32_t rows, bool token)
+{
+    const uint32_t first = from > q->n_charged ? from : q->n_charged;
+    const uint32_t end = min_u32(from + rows, q->n_prompt);
+    tenants_charge(&s->tenants, q->tenant, first < end ? end - first : 0, token);
+    if (end > q->n_charged)
+        q->n_charged = end;
 }
 
 uint32_t sched_chunk(const struct sched *s)

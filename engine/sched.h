@@ -20,6 +20,15 @@
  * with its whole length from then on, and is not preempted again: so preemptions are bounded, and
  * everything ends.
  *
+ * Tenants (tenant.h): admission takes them by their counters, the smallest first, and inside a tenant by priority,
+ * then by order; prompts of several go in the same order of counters. A tenant at a bound of its own is passed over;
+ * who does not fit for want of common room holds back everybody. Where somebody told of two tenants at least,
+ * there is a reserve: who has more than its share by weight of the seats or of HBM is admitted only while an
+ * eighth of both stays free behind it. Counters alone say who is next, not when: nobody is preempted for a newcomer,
+ * so one tenant's long answers in all seats would hold up another's first token until one of them ends. With the
+ * reserve a quiet tenant finds a seat whenever it comes, for an eighth of the machine at most, and only while
+ * nobody within its share wants it. What those that run grow by is not held back by it.
+ *
  * Sealing (cache/kv.h): no step of a sequence that attends by plan crosses a border, nor the end of its
  * prompt; what is due is sealed before the first row behind the border. On a loose backend rows of the
  * prompt, which attend everything, do cross borders where HBM has room for them: only the order of their
@@ -29,6 +38,7 @@
 #define ENGINE_SCHED_H
 
 #include "engine/queue.h"
+#include "engine/tenant.h"
 
 enum {
     SCHED_MAX_BYPASS = 8, /* steps full of younger prompts pass even a short one */
@@ -36,6 +46,7 @@ enum {
     SCHED_FIRST_OUTPUT = 256, /* output tokens whose blocks must be there at admission */
     SCHED_SCORED_ROWS = 64,   /* prompt rows per step whose logits are wanted (prompt_logprobs) */
     SCHED_SPILLED_CHUNKS = 1, /* prompt chunks per step that read what is before them from DRAM */
+    SCHED_RESERVE = 8, /* 1/RESERVE of seats and of HBM blocks is for tenants within their share */
 };
 
 enum { SCHED_NOT_BLOCKED = UINT32_MAX };
@@ -49,7 +60,8 @@ struct sched {
     uint32_t whole;
     bool prompts_turn; /* a chunk had to wait for a step without answers: the next one */
     bool prefix_caching;
-    struct queue queue;        /* who waits */
+    struct queue queue; /* who waits */
+    struct tenants tenants;
     struct sequence **running; /* [n_running], in order of admission */
     struct sequence **plan;    /* [n_plan] of running: in the step, decodes first */
     uint32_t n_running, n_plan;
@@ -59,9 +71,11 @@ struct sched {
     uint64_t n_deep;       /* there were so far */
     size_t row_bytes;      /* of the residual stream. The owner's to set; 0: never layer by layer */
     bool plan_fills; /* the step makes rows up and computes nothing: no other sequences are in it */
-    uint32_t blocked_at;   /* kv_available when the queue's head last did not fit; NOT_BLOCKED */
-    uint32_t blocked_dram; /* kv_dram_available then */
-    status why_refused;    /* of the last sequence that was */
+    uint32_t blocked_at;      /* kv_available when the queue's head last did not fit; NOT_BLOCKED */
+    uint32_t blocked_dram;    /* kv_dram_available then */
+    uint32_t blocked_tenant;  /* whose it is, */
+    int32_t blocked_priority; /* and its priority */
+    status why_refused;       /* of the last sequence that was */
     uint64_t preemptions, queried_tokens, cached_tokens;
 
     /* residence.c */
@@ -92,6 +106,10 @@ void sched_remove(struct sched *s, struct sequence *q);
  * false if there is nothing to compute. */
 bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, struct sequence *q),
                 void (*refuse)(void *arg, struct sequence *q, status why), void *arg);
+
+/* So many rows of q, from position `from` on, have been computed, and a token of its answer drawn, or not: its
+ * tenant is charged for what it was not charged for before. Not where the step failed. */
+void sched_charge(struct sched *s, struct sequence *q, uint32_t from, uint32_t rows, bool token);
 
 /* For residence.c: takes it out of the step being planned, ... */
 void sched_unplan(struct sched *s, const struct sequence *q);

@@ -24,6 +24,8 @@ struct sequence *sequence_create(const struct msg_submit *m, uint64_t order, uin
         .id = m->id,
         .leader = m->leader == m->id ? 0 : m->leader,
         .order = order,
+        .tenant = m->tenant,
+        .priority = m->priority,
         .tokens = own,
         .n_prompt = m->n_prompt,
         .n_tokens = m->n_prompt,

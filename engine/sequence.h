@@ -20,6 +20,8 @@ enum sequence_state {
 struct sequence {
     uint64_t id, leader; /* leader 0: none */
     uint64_t order;      /* of submission: larger is younger */
+    uint32_t tenant;     /* whose it is (engine/tenant.h) */
+    int32_t priority;    /* inside its tenant: the smaller goes first */
     enum sequence_state state;
     struct sequence *next, *prev;    /* in the waiting queue */
     struct sequence *next_in_bucket; /* in the id table */
@@ -32,7 +34,9 @@ struct sequence {
     uint32_t n_scheduled; /* rows of the step being planned or run */
     uint32_t n_wanted;    /* rows for which room is being made, while it is */
     uint32_t n_filled;    /* of the prompt: positions with random K and V (msg_submit) */
-    uint64_t passed_rows; /* of younger prompts, in steps in which it got none */
+    uint32_t n_charged;   /* leading positions that the tenant was charged for, or found */
+    uint32_t paused[2];   /* while PAUSED: DRAM blocks that it has, and that it may come to have */
+    uint64_t passed_rows; /* of its tenant's younger prompts, in steps in which it got none */
 
     struct sample_params params;
     int32_t logprobs, prompt_logprobs; /* -1: none */
@@ -79,6 +83,12 @@ static inline uint32_t sequence_left(const struct sequence *s)
 static inline bool sequence_decodes(const struct sequence *s)
 {
     return sequence_left(s) == 1 && sequence_n_output(s) > 0;
+}
+
+/* By priority, then by order of submission. */
+static inline bool sequence_goes_before(const struct sequence *a, const struct sequence *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
 }
 
 /* Its next rows are not computed but made up. */

@@ -285,7 +285,8 @@ static bool can_go_ahead(const struct step *st, struct sequence *q)
     if (q->in != NULL &&
         (q->kv.n_segments < kv_segments_due(next) || q->in->choice.miss_threshold > 0))
         return false;
-    return residence_ensure_slots(st->sched, q, next + 1) == OK &&
+    return residence_may_grow(st->sched, q, next + 1) &&
+           residence_ensure_slots(st->sched, q, next + 1) == OK &&
            kv_seq_grow(st->kv, &q->kv, next + 1) == OK;
 }
 
@@ -377,6 +378,7 @@ static void settle_token(struct step *st, struct sequence *q, const struct sampl
     if (!q->is_private)
         kv_seq_share(st->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
     q->tokens[q->n_tokens++] = r->token;
+    sched_charge(st->sched, q, q->n_computed, 0, true);
     st->output_tokens++;
     if (q->first_us == 0)
         q->first_us = now_us;
@@ -426,7 +428,10 @@ static void settle_seq(struct step *st, const struct flight *f, uint32_t i, uint
     q->n_computed += b->n_rows;
     q->n_scheduled = 0;
     q->planned = b->planned;
-    st->prompt_tokens += decodes || fills ? 0 : read ? q->n_computed : b->n_rows;
+    const uint32_t rows = read ? q->n_computed : b->n_rows;
+    st->prompt_tokens += decodes || fills ? 0 : rows;
+    if (!fills)
+        sched_charge(st->sched, q, q->n_computed - rows, rows, false);
     if (draws && *next > first_logit && f->sample[*next - 1].bad)
         good = false;
     if (!good)

@@ -180,7 +180,7 @@ static void audit(struct rig *g)
     CHECK(s->queue.n_sequences <= ARRAY_LEN(open));
     for (uint32_t i = 0; i < s->n_running; i++)
         open[n++] = &s->running[i]->kv;
-    for (struct sequence *q = s->queue.first; q != NULL; q = q->next)
+    for (struct sequence *q = s->queue.lines[0].first; q != NULL; q = q->next)
         if (q->state == SEQUENCE_PAUSED)
             open[n++] = &q->kv;
     kv_audit(g->e->kv, open, n);

@@ -29,7 +29,7 @@ static void audit(const struct world *w)
     uint32_t n = 0;
     for (uint32_t i = 0; i < w->s.n_running; i++)
         open[n++] = &w->s.running[i]->kv;
-    for (struct sequence *q = w->s.queue.first; q != NULL && n < 64; q = q->next)
+    for (struct sequence *q = w->s.queue.lines[0].first; q != NULL && n < 64; q = q->next)
         if (q->state == SEQUENCE_PAUSED)
             open[n++] = &q->kv;
     kv_audit(w->kv, open, n);

@@ -309,6 +309,7 @@ static bool step(struct world *w)
         struct sequence *q = s->plan[i];
         for (uint32_t pos = q->n_computed; pos < q->n_computed + q->n_scheduled; pos++)
             *mark_at(w, q, pos) = mark_of(q, pos);
+        sched_charge(s, q, q->n_computed, q->n_scheduled, false);
         q->n_computed += q->n_scheduled;
         q->n_scheduled = 0;
         if (q->n_computed < q->n_tokens)
@@ -318,6 +319,7 @@ static bool step(struct world *w)
             kv_seq_share(w->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
         q->tokens[q->n_tokens] = next_token(q);
         q->n_tokens++;
+        sched_charge(s, q, q->n_computed, 0, true);
         if (sequence_n_output(q) == q->max_tokens) {
             w->finished++;
             sched_remove(s, q);
