@@ -270,15 +270,17 @@ bool residence_fits_bounds(const struct sched *s, const struct sequence *q, uint
     uint32_t dram = min_u32(dram_left(s, q), kv_dram_available(s->kv));
     struct kv_counts c;
     kv_counts(s->kv, &c);
-    bool stays = q->state == SEQUENCE_WAITING && dram_claim(s, q) > dram; /* in HBM, all of it */
-    if (stays && blocks_for(s, q->n_prompt + q->max_tokens) > c.total[KV_HBM])
-        return !residence_can_spill(s, q); /* kv_seq_open refuses it */
+    /* Larger than HBM: it waits for its tenant's DRAM; or kv_seq_open says that it never fits. */
+    if (q->state == SEQUENCE_WAITING &&
+        blocks_for(s, q->n_prompt + q->max_tokens) > c.total[KV_HBM] &&
+        (!residence_can_spill(s, q) || dram_claim(s, q) > dram))
+        return !residence_can_spill(s, q);
     uint64_t need = least_needed(s, q, rows, &dram);
     for (uint32_t i = 0; i < s->n_running; i++)
         if (s->running[i]->tenant == q->tenant)
             need += least_needed(s, s->running[i], rows_reserved(s->running[i], SCHED_FIRST_OUTPUT),
                                  &dram);
-    return need <= min_u32(n->max_blocks[KV_HBM], c.total[KV_HBM]);
+    return need <= n->max_blocks[KV_HBM];
 }
 
 /* ---- making room ---- */

@@ -21,7 +21,11 @@ void sched_init(struct sched *s, struct kv *kv, struct attention *at, uint32_t m
     s->running = mem_alloc(max_seqs * sizeof *s->running);
     s->plan = mem_alloc(max_seqs * sizeof *s->plan);
     queue_init(&s->queue);
-    tenants_init(&s->tenants);
+    struct kv_counts c;
+    kv_counts(kv, &c);
+    /* Answers in all of HBM; only a prompt of twice as many rows, which lies in DRAM, is more. */
+    tenants_init(&s->tenants,
+                 (double)TENANT_OUTPUT_COST * c.total[KV_HBM] * kv_geometry(kv)->block_rows);
     s->claims = mem_alloc(max_seqs * sizeof *s->claims);
 }
 
@@ -658,7 +662,7 @@ static bool waits_for_deep(const struct sched *s, const struct sequence *q)
            is_due(s, s->deep);
 }
 
-/* Between tenants who was served less; of one, who was passed too often, oldest first, else who has the least left. */
+/* Between tenants an answer that came back, then who was served less; of one, who was passed too often, oldest first, else who has the least left. */
 static bool prompt_goes_before(const struct sched *s, const struct sequence *a,
                                const struct sequence *b)
 {
@@ -666,7 +670,8 @@ static bool prompt_goes_before(const struct sched *s, const struct sequence *a,
                  served_b = s->tenants.of[b->tenant].served;
     const bool due_a = is_due(s, a), due_b = is_due(s, b);
     if (served_a != served_b)
-        return served_a < served_b;
+        return sequence_decodes(a) != sequence_decodes(b) ? sequence_decodes(a)
+                                                          : served_a < served_b;
     if (due_a || due_b)
         return due_a && (!due_b || a->order < b->order);
     return sequence_left(a) < sequence_left(b);

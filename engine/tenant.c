@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-void tenants_init(struct tenants *ts)
+void tenants_init(struct tenants *ts, double unit)
 {
-    *ts = (struct tenants){.n_active = 0};
+    *ts = (struct tenants){.unit = unit};
     ts->of = mem_alloc(MAX_TENANTS * sizeof *ts->of);
     ts->active = mem_alloc(MAX_TENANTS * sizeof *ts->active);
     ts->changed = mem_alloc(MAX_TENANTS * sizeof *ts->changed);
@@ -65,28 +65,20 @@ static bool is_idle(const struct tenant *n)
     return n->n_running + n->n_waiting == 0;
 }
 
+/* Before a sequence of n comes. */
 static void lift(const struct tenants *ts, struct tenant *n)
 {
     double least = INFINITY;
     for (uint32_t i = 0; i < ts->n_active; i++) {
         const struct tenant *o = &ts->of[ts->active[i]];
-        if (o->n_waiting > 0 && o->served < least)
-            least = o->served;
+        double slack = is_idle(n) ? 0 : ts->unit / fmin(o->weight, n->weight);
+        if (o != n)
+            least = fmin(least, o->served - slack);
     }
-    if (isinf(least))
+    if (isinf(least) && is_idle(n))
         least = ts->of[ts->last].served;
-    if (n->served < least)
+    if (!isinf(least) && n->served < least)
         n->served = least;
-}
-
-static void begin_waiting(struct tenants *ts, uint32_t t)
-{
-    struct tenant *n = tenant_at(ts, t);
-    if (n->n_waiting == 0)
-        lift(ts, n);
-    if (is_idle(n))
-        ts->active[ts->n_active++] = t;
-    n->n_waiting++;
 }
 
 static void end_active(struct tenants *ts, uint32_t t)
@@ -96,14 +88,19 @@ static void end_active(struct tenants *ts, uint32_t t)
         i++;
     CHECK(i < ts->n_active);
     ts->active[i] = ts->active[--ts->n_active];
+    ts->last = t;
     for (int tier = 0; tier < 2; tier++)
         ts->of[t].blocks[tier] = 0;
 }
 
 void tenants_arrive(struct tenants *ts, uint32_t t)
 {
-    count_weight(ts, tenant_at(ts, t));
-    begin_waiting(ts, t);
+    struct tenant *n = tenant_at(ts, t);
+    count_weight(ts, n);
+    lift(ts, n);
+    if (is_idle(n))
+        ts->active[ts->n_active++] = t;
+    n->n_waiting++;
     changed(ts, t);
 }
 
@@ -112,16 +109,12 @@ void tenants_move(struct tenants *ts, uint32_t t, enum sequence_state from, enum
     struct tenant *n = tenant_at(ts, t);
     const bool waited = from != SEQUENCE_RUNNING,
                waits = to != SEQUENCE_RUNNING && to != SEQUENCE_DONE;
-    if (waits && !waited)
-        begin_waiting(ts, t);
+    n->n_waiting += waits && !waited;
+    n->n_waiting -= waited && !waits;
     n->n_running -= from == SEQUENCE_RUNNING;
     n->n_paused -= from == SEQUENCE_PAUSED;
     n->n_running += to == SEQUENCE_RUNNING;
     n->n_paused += to == SEQUENCE_PAUSED;
-    if (waited && !waits) {
-        n->n_waiting--;
-        ts->last = t;
-    }
     if (is_idle(n))
         end_active(ts, t);
     changed(ts, t);

@@ -11,10 +11,13 @@
  * a step may fail and a request be cancelled, and reckon at admission with the rows that those who run have
  * still to compute (`pending`). And a tenant's requests go by priority, then by order.
  *
- * As in the paper a counter is lifted when nobody of its tenant waited and now somebody does: to the smallest of
- * those of whom somebody waits, or, where nobody did, to that of whoever waited last. So who was idle, or had
- * little to ask, has saved nothing up; and of two tenants that wait all the time neither is ever served more
- * than 2 max(L, 2 M) ahead of the other, with prompts of at most L rows and M rows of blocks (their theorem 4.4).
+ * Of two tenants that always want something neither is served more than 2 max(L, 2 M) ahead of the other, with prompts
+ * of at most L rows and M rows of blocks (their theorem 4.4). So that who wants nothing saves nothing up, the
+ * counter of a tenant that had no sequence and gets one is lifted to the smallest of those that have some, or,
+ * where nobody has, to that of whoever had one last. The paper looks at who waits in the queue; here a request
+ * that is seated waits as well, for rows of steps. And a tenant that always has a little, which is never idle,
+ * is lifted to `unit`, max(L, 2 M), below the smallest of the others: by the theorem nobody who waited all the time
+ * is farther behind.
  *
  * Only tenant 0 exists unless the API says otherwise. Numbers are the API's to give (MAX_TENANTS, message.h). */
 #ifndef ENGINE_TENANT_H
@@ -54,11 +57,12 @@ struct tenants {
     uint32_t *changed; /* [n_changed] */
     uint32_t n_active, n_changed;
     uint32_t n_told;     /* how many somebody told of */
-    uint32_t last;       /* whose sequence left the queue last */
+    uint32_t last;       /* who became idle last */
+    double unit;         /* weighted tokens that one may be ahead of another. The owner's to set */
     double total_weight; /* of all that were told of or ever had a sequence */
 };
 
-void tenants_init(struct tenants *ts);
+void tenants_init(struct tenants *ts, double unit);
 void tenants_fini(struct tenants *ts);
 
 struct tenant_bounds {

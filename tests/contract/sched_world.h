@@ -109,6 +109,11 @@ struct world {
     uint32_t blocks, dram;
     bool rows_bounded, answers_advance, slots_suffice, borders_kept, marks_right, passed_too_often;
     bool answers_waited; /* in the last step: chunks of prompts had it for themselves */
+    uint32_t tenant;     /* whose submissions are, */
+    int32_t priority;    /* and their priority */
+    uint32_t probes;     /* marks that are looked up for a sequence and step */
+    /* Told of rows computed and of tokens drawn; NULL: nobody is. */
+    void (*computed)(const struct sequence *q, uint32_t from, uint32_t rows, bool token);
 };
 
 struct size {
@@ -123,6 +128,7 @@ static void world_open_sized(struct world *w, const struct size *z)
 {
     *w = (struct world){.blocks = z->hbm,
                         .dram = z->dram,
+                        .probes = 16,
                         .rows_bounded = true,
                         .answers_advance = true,
                         .slots_suffice = true,
@@ -164,6 +170,8 @@ static struct sequence *submit(struct world *w, uint32_t n_prompt, uint32_t max_
     sub.m = (struct msg_submit){.head = {.kind = MSG_SUBMIT, .bytes = sizeof sub},
                                 .id = ++w->next_id,
                                 .leader = leader,
+                                .tenant = w->tenant,
+                                .priority = w->priority,
                                 .n_prompt = n_prompt,
                                 .max_tokens = max_tokens,
                                 .logprobs = -1,
@@ -243,7 +251,7 @@ static uint64_t *mark_at(const struct world *w, const struct sequence *q, uint32
 
 static void check_marks(struct world *w, const struct sequence *q)
 {
-    for (int i = 0; i < 16 && q->n_computed > 0; i++) {
+    for (uint32_t i = 0; i < w->probes && q->n_computed > 0; i++) {
         uint32_t pos = rnd(q->n_computed);
         if (*mark_at(w, q, pos) != mark_of(q, pos))
             w->marks_right = false;
@@ -296,6 +304,13 @@ static void check_plan(struct world *w)
     w->answers_waited = waits;
 }
 
+static void computed(struct world *w, struct sequence *q, uint32_t rows, bool token)
+{
+    sched_charge(&w->s, q, q->n_computed, rows, token);
+    if (w->computed != NULL)
+        w->computed(q, q->n_computed, rows, token);
+}
+
 /* Plans and "computes" one step; false: nothing to do. */
 static bool step(struct world *w)
 {
@@ -309,7 +324,7 @@ static bool step(struct world *w)
         struct sequence *q = s->plan[i];
         for (uint32_t pos = q->n_computed; pos < q->n_computed + q->n_scheduled; pos++)
             *mark_at(w, q, pos) = mark_of(q, pos);
-        sched_charge(s, q, q->n_computed, q->n_scheduled, false);
+        computed(w, q, q->n_scheduled, false);
         q->n_computed += q->n_scheduled;
         q->n_scheduled = 0;
         if (q->n_computed < q->n_tokens)
@@ -319,7 +334,7 @@ static bool step(struct world *w)
             kv_seq_share(w->kv, &q->kv, q->tokens, q->in == NULL ? q->n_computed : q->n_prompt);
         q->tokens[q->n_tokens] = next_token(q);
         q->n_tokens++;
-        sched_charge(s, q, q->n_computed, 0, true);
+        computed(w, q, 0, true);
         if (sequence_n_output(q) == q->max_tokens) {
             w->finished++;
             sched_remove(s, q);
