@@ -111,6 +111,10 @@ bool sched_plan(struct sched *s, uint64_t now_us, void (*admitted)(void *arg, st
  * tenant is charged for what it was not charged for before. Not where the step failed. */
 void sched_charge(struct sched *s, struct sequence *q, uint32_t from, uint32_t rows, bool token);
 
+/* For admit.c: the one door of sequence states. WAITING -> RUNNING -> WAITING (preempted) or PAUSED -> RUNNING or
+ * WAITING (preempted after all), any -> DONE. */
+void sched_move(struct sched *s, struct sequence *q, enum sequence_state to);
+
 /* For residence.c: takes it out of the step being planned, ... */
 void sched_unplan(struct sched *s, const struct sequence *q);
 /* ... and out of the running ones: PAUSED keeps its blocks (the caller paused them), WAITING gives them
