@@ -172,13 +172,14 @@ static void read_unscored(struct engine *e)
     e->unscored_due = false;
 }
 
-/* Behind a step: what tenants have, of whom something changed. */
+/* Behind a step: what tenants have, of whom something changed. Where nobody told of tenants nobody asks. */
 static void tell_tenants(struct engine *e)
 {
     struct tenants *ts = &e->sched.tenants;
     uint32_t t, i = 0;
     uint64_t now = clock_us();
-    for (bool weighed = false; tenants_next_due(ts, now, &i, &t); weighed = true) {
+    for (bool weighed = false; ts->n_told > 0 && tenants_next_due(ts, now, &i, &t);
+         weighed = true) {
         if (!weighed)
             residence_weigh(&e->sched);
         report_tenant(&e->report, t, &ts->of[t], e->info.kv_block_bytes);

@@ -6,7 +6,7 @@
 
 #include <time.h>
 
-enum { MAX_IDS = 4096 };
+enum { MAX_IDS = 4096, TENANTS = 4 };
 
 /* What the loop thread heard. */
 struct ear {
@@ -14,6 +14,8 @@ struct ear {
     struct msg_done last[MAX_IDS];
     uint64_t token_hash[MAX_IDS];
     struct msg_step step;
+    struct msg_tenant_state tenants[TENANTS]; /* the last of each */
+    uint32_t n_states[TENANTS], most_running[TENANTS];
     uint32_t n_done, failed;
     bool after_done; /* an id was mentioned after its last event */
 };
@@ -45,6 +47,7 @@ struct ask {
     uint32_t n_prompt, max_tokens, min_tokens, stop, first;
     uint64_t leader;
     int32_t logprobs, prompt_logprobs;
+    uint32_t tenant;
     float presence; /* a penalty: steps of such an answer are not launched ahead */
 };
 
@@ -67,7 +70,8 @@ static void submit(struct engine *e, uint64_t id, const struct ask *a)
         .max_tokens = a->max_tokens,
         .min_tokens = a->min_tokens,
         .logprobs = a->logprobs - 1,
-        .prompt_logprobs = a->prompt_logprobs - 1};
+        .prompt_logprobs = a->prompt_logprobs - 1,
+        .tenant = a->tenant};
     s->head.kind = MSG_SUBMIT;
     uint32_t *arrays = (uint32_t *)(s + 1);
     for (uint32_t i = 0; i < a->n_prompt; i++)
@@ -89,8 +93,34 @@ static void cancel(struct engine *e, uint64_t id)
     mailbox_wake_engine(m);
 }
 
+static void tell_of_tenant(struct engine *e, const struct msg_tenant *what)
+{
+    struct mailbox *m = engine_mailbox(e);
+    struct msg_tenant *t = mailbox_reserve(m, TO_ENGINE, sizeof *t);
+    CHECK(t != NULL);
+    struct msg_head head = t->head;
+    *t = *what;
+    t->head = head;
+    t->head.kind = MSG_TENANT;
+    mailbox_post(m, TO_ENGINE);
+    mailbox_wake_engine(m);
+}
+
+static void hear_tenant(struct ear *ear, const struct msg_tenant_state *s)
+{
+    CHECK(s->tenant < TENANTS);
+    ear->tenants[s->tenant] = *s;
+    ear->n_states[s->tenant]++;
+    if (s->running > ear->most_running[s->tenant])
+        ear->most_running[s->tenant] = s->running;
+}
+
 static void hear(struct ear *ear, const struct msg_head *h)
 {
+    if (h->kind == MSG_TENANT_STATE) {
+        hear_tenant(ear, (const struct msg_tenant_state *)(const void *)h);
+        return;
+    }
     if (h->kind == MSG_STEP) {
         ear->step = *(const struct msg_step *)(const void *)h;
         return;
@@ -362,6 +392,98 @@ static void quitting_with_work_left_does_not_hang(void)
     ok(clock_us() - t < 1000000, "an engine with a full event ring ends within a second");
 }
 
+static bool tenant_is_idle(const struct ear *ear, uint32_t tenant)
+{
+    const struct msg_tenant_state *s = &ear->tenants[tenant];
+    return ear->n_states[tenant] > 0 && s->running + s->waiting + s->paused == 0 &&
+           s->kv_bytes[0] + s->kv_bytes[1] == 0;
+}
+
+/* All blocks home, and behind the step that said so that the tenant is idle. */
+static bool all_told(struct engine *e, struct ear *ear, uint32_t tenant)
+{
+    bool home = all_home(e, ear);
+    for (int i = 0; i < 2000 && !tenant_is_idle(ear, tenant); i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        home = all_home(e, ear);
+    }
+    return home && tenant_is_idle(ear, tenant);
+}
+
+static void tenants_are_heard_and_told_of(void)
+{
+    static struct ear ear;
+    struct engine_config cfg = config();
+    struct engine *e = start(&cfg);
+    bool one_by_one = true;
+    memset(&ear, 0, sizeof ear);
+    submit(e, 1, &(struct ask){.n_prompt = 30, .max_tokens = 20});
+    listen_until(e, &ear, 1);
+    ok(all_home(e, &ear) && ear.n_states[0] == 0,
+       "before anybody tells of tenants nothing is told of them");
+    tell_of_tenant(e, &(struct msg_tenant){.tenant = 1, .weight = 2, .max_running = 1});
+    tell_of_tenant(e, &(struct msg_tenant){.tenant = 2, .weight = 1});
+    for (uint32_t id = 2; id <= 5; id++)
+        submit(e, id,
+               &(struct ask){.n_prompt = 30, .max_tokens = 20, .tenant = 1, .first = 7 * id});
+    submit(e, 6, &(struct ask){.n_prompt = 40, .max_tokens = 10, .tenant = 2});
+    listen_until(e, &ear, 6);
+    ok(all_told(e, &ear, 1) && all_told(e, &ear, 2), "when a tenant is idle its gauges are 0");
+    for (uint32_t id = 3; id <= 5; id++)
+        one_by_one &= ear.last[id].scheduled_us >= ear.last[id - 1].last_us;
+    ok(one_by_one && ear.most_running[1] <= 1, "one of a tenant's four requests runs at a time");
+    ok(ear.tenants[1].prompt_tokens + ear.tenants[1].cached_tokens == 120 &&
+           ear.tenants[1].output_tokens == 80,
+       "its tokens are told");
+    ok(ear.tenants[2].prompt_tokens + ear.tenants[2].cached_tokens == 40 &&
+           ear.tenants[2].output_tokens == 10,
+       "and the other's");
+    engine_destroy(e);
+}
+
+static void what_a_tenant_may_never_have_is_refused(void)
+{
+    static struct ear ear;
+    struct engine_config cfg = config();
+    struct engine *e = start(&cfg);
+    uint64_t block = engine_info(e)->kv_block_bytes;
+    memset(&ear, 0, sizeof ear);
+    tell_of_tenant(
+        e, &(struct msg_tenant){.tenant = 3, .weight = 1, .max_kv_bytes = {10 * block + 1}});
+    submit(e, 1, &(struct ask){.n_prompt = 61, .max_tokens = 20, .tenant = 3});
+    submit(e, 2, &(struct ask){.n_prompt = 60, .max_tokens = 20, .tenant = 3});
+    submit(e, 3, &(struct ask){.n_prompt = 60, .max_tokens = 20, .tenant = 3, .first = 50});
+    submit(e, 4, &(struct ask){.n_prompt = 61, .max_tokens = 20});
+    listen_until(e, &ear, 4);
+    ok(ear.last[1].reason == DONE_REFUSED &&
+           strcmp(ear.last[1].text,
+                  "81 positions need 11 KV blocks in HBM, and this tenant may have 10: "
+                  "lower max_tokens, or raise its bound") == 0,
+       "what never fits a tenant's bound is refused, and told why: %s", ear.last[1].text);
+    ok(ear.tokens[2] == 20 && ear.tokens[3] == 20 && ear.tokens[4] == 20 &&
+           ear.last[3].scheduled_us >= ear.last[2].last_us,
+       "what fits is served, one after the other, and what is another's at once");
+    ok(all_home(e, &ear), "every block is home");
+    engine_destroy(e);
+}
+
+static void a_failed_step_is_not_charged(void)
+{
+    static struct ear ear;
+    struct engine_config cfg = config();
+    cfg.mock.fail_step = 5;
+    struct engine *e = start(&cfg);
+    memset(&ear, 0, sizeof ear);
+    tell_of_tenant(e, &(struct msg_tenant){.tenant = 1, .weight = 1});
+    submit(e, 1, &(struct ask){.n_prompt = 500, .max_tokens = 40, .tenant = 1});
+    listen_until(e, &ear, 1);
+    ok(all_told(e, &ear, 1) && ear.last[1].reason == DONE_DEVICE && ear.tenants[1].served > 0 &&
+           ear.tenants[1].served < 500 && ear.tenants[1].prompt_tokens == ear.step.prompt_tokens,
+       "a tenant is charged for the steps before the one that failed: %.0f rows of 500",
+       ear.tenants[1].served);
+    engine_destroy(e);
+}
+
 int main(void)
 {
     a_request_gets_its_tokens_and_one_last_event();
@@ -373,5 +495,8 @@ int main(void)
     end_tokens_and_min_tokens();
     stream_lanes_beside_an_answer_that_waits();
     quitting_with_work_left_does_not_hang();
+    tenants_are_heard_and_told_of();
+    what_a_tenant_may_never_have_is_refused();
+    a_failed_step_is_not_charged();
     return tap_done();
 }
