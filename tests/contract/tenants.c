@@ -310,6 +310,110 @@ static void priorities_are_inside_a_tenant(void)
     world_close(&w);
 }
 
+/* ---- rows of steps ---- */
+
+/* Everybody is seated and nobody waits in the queue; what is scarce are rows, and the least that is left goes first
+ * inside a tenant only. */
+static void rows_are_shared_between_those_that_are_seated(void)
+{
+    struct world w;
+    rng_state = 14;
+    world_open(&w, 4000, 32, 64);
+    for (uint32_t i = 0; i < 6000; i++) {
+        while (tenant(&w, 1)->n_waiting + tenant(&w, 1)->n_running < 4)
+            submit_of(&w, 1, 1000, 2);
+        while (tenant(&w, 2)->n_waiting + tenant(&w, 2)->n_running < 12)
+            submit_of(&w, 2, 40, 2);
+        tick(&w);
+    }
+    double percent = 100 * served(1) / (served(1) + served(2));
+    ok(fabs(percent - 50) <= 5,
+       "documents of one tenant beside short prompts of another have %.1f %%", percent);
+    world_close(&w);
+}
+
+/* ---- who has to go ---- */
+
+struct two {
+    struct sequence *older, *younger;
+};
+
+/* Two whose answers outgrow HBM together, the older one with more blocks. */
+static struct two grow_until_one_has_to_go(struct world *w, uint32_t tenant_of_younger,
+                                           double its_weight, int32_t priority_of_older)
+{
+    struct two t;
+    const struct size z = {.hbm = 100, .max_seqs = 4, .max_rows = 64};
+    world_open_sized(w, &z);
+    entitle(w, tenant_of_younger, its_weight);
+    w->priority = priority_of_older;
+    t.older = submit_of(w, 1, 60, 700);
+    w->priority = 0;
+    t.younger = submit_of(w, tenant_of_younger, 20, 700);
+    while (w->s.preemptions == 0)
+        CHECK(step(w));
+    return t;
+}
+
+static void who_has_most_by_its_weight_goes_first(void)
+{
+    struct world w;
+    struct two t = grow_until_one_has_to_go(&w, 2, 1, 0);
+    ok(t.older->n_preempted == 1 && t.younger->n_preempted == 0,
+       "of two tenants that of the one with more blocks has to go, though it is older");
+    world_close(&w);
+    t = grow_until_one_has_to_go(&w, 2, 0.5, 0);
+    ok(t.older->n_preempted == 0 && t.younger->n_preempted == 1, "by its weight");
+    world_close(&w);
+    t = grow_until_one_has_to_go(&w, 1, 1, 0);
+    ok(t.older->n_preempted == 0 && t.younger->n_preempted == 1, "of one tenant the younger");
+    world_close(&w);
+    t = grow_until_one_has_to_go(&w, 1, 1, 5);
+    ok(t.older->n_preempted == 1 && t.younger->n_preempted == 0,
+       "but first whose priority is lower");
+    world_close(&w);
+}
+
+/* ---- the bus ---- */
+
+static struct sequence *spilled(struct world *w, uint32_t t)
+{
+    w->tenant = t;
+    struct sequence *q = submit_sparse(w, 2000, 500, (uint32_t)w->next_id, "quest", 0.05f);
+    while (q->n_computed < q->n_prompt)
+        CHECK(step(w));
+    CHECK(step(w));
+    CHECK(kv_seq_spill(w->kv, &q->kv, residence_min_slots(&w->s, q, q->n_tokens)) == OK);
+    return q;
+}
+
+static bool fits(struct world *w, const struct sequence *q)
+{
+    return residence_fits_under_pressure(&w->s, q, 2256, 0);
+}
+
+static void the_bus_is_shared_by_weight(void)
+{
+    const struct size z = {.hbm = 2000, .dram = 4000, .max_seqs = 8, .max_rows = 256};
+    struct world w;
+    world_open_sized(&w, &z);
+    spilled(&w, 1);
+    spilled(&w, 1);
+    w.tenant = 1;
+    struct sequence *more = submit_sparse(&w, 2000, 500, 8, "quest", 0.05f);
+    w.tenant = 2;
+    struct sequence *first = submit_sparse(&w, 2000, 500, 9, "quest", 0.05f);
+    ok(fits(&w, more) && fits(&w, first), "without a bound on transfers everybody fits");
+    w.s.headroom = w.s.step_us = 1;
+    for (w.s.fetch_us = 1e-9; fits(&w, more) && w.s.fetch_us < 1; w.s.fetch_us *= 1.1)
+        ;
+    ok(!fits(&w, more), "where the bus is used up a third of its tenant does not");
+    ok(fits(&w, first), "and one of a tenant within its share does");
+    entitle(&w, 1, 100);
+    ok(!fits(&w, first), "which it is by weight");
+    world_close(&w);
+}
+
 /* ---- the reserve ---- */
 
 /* Steps until a tenant that asks little has its first token, at worst, while another has 64 long answers and a queue. */
@@ -427,6 +531,10 @@ static bool history_ends(struct history *h)
     while (tick(&h->w) && h->w.steps < before + 20000)
         check_bounds(h);
     const struct world *w = &h->w;
+    for (uint32_t t = 0; t < h->n;
+         t++) /* what was computed again after a preemption is not charged */
+        h->kept &= tenant(w, t)->prompt_tokens == seen.rows[t] &&
+                   tenant(w, t)->output_tokens == seen.tokens[t];
     bool good = w->finished + w->refused == w->submitted && w->s.queue.n_sequences == 0 &&
                 w->s.tenants.n_active == 0 && w->s.queue.n_waiting == 0 && w->rows_bounded &&
                 w->answers_advance && w->marks_right && w->borders_kept && w->slots_suffice &&
@@ -548,6 +656,9 @@ int main(int argc, char **argv)
     who_asked_little_has_saved_nothing_up();
     a_light_tenant_beside_31_heavy_ones();
     priorities_are_inside_a_tenant();
+    rows_are_shared_between_those_that_are_seated();
+    who_has_most_by_its_weight_goes_first();
+    the_bus_is_shared_by_weight();
     a_quiet_tenant_does_not_wait_for_answers_to_end();
     short_histories_end_well(seed, 10000);
     long_histories_end_well(seed, 40);
