@@ -300,7 +300,6 @@ static void hear(struct api *a, const struct msg_head *m)
             roster_hear(a->roster, (const struct msg_tenant_state *)m);
         break;
     case MSG_STEP: hear_step(a, (const struct msg_step *)m); break;
-    case MSG_TENANT_STATE: break; /* nobody here asks yet */
     case MSG_FAILED: hear_failure(a, (const struct msg_failed *)m); break;
     default: CHECK(!"a message of a known kind");
     }
