@@ -372,6 +372,31 @@ def lost_device():
     equal(server.wait(20), 70, "F1: the process ends with 70, so that whoever supervises it starts another")
 
 
+def no_memory():
+    """Address space for a part of what the start takes, so that one after the other of its allocations fails. Nothing
+    behind them is asked: a thread that jemalloc has no room to begin with ends in jemalloc."""
+    words = [_server.BINARY, "serve", "--device", "mock", "--port", "0", "--kv-hbm", "256M", "--max-model-len", "1024", "--max-num-seqs",
+             "8"]
+    server = mock(*words[6:])
+    with open(f"/proc/{server.process.pid}/status") as f:
+        size = int(re.search(r"VmSize:\s+(\d+)", f.read()).group(1)) * 1024
+    server.stop()
+    ends = []
+    for percent in range(40, 96, 2):
+        process = subprocess.Popen(["prlimit", f"--as={size * percent // 100}", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   env=clean_env(), text=True)
+        log = []
+        for line in process.stderr:
+            log.append(line)
+            if "listening on" in line:
+                process.terminate()
+        ends.append((process.wait(), log[-1] if log else None))
+    told = {1: r" E cannot serve: \w", -6: r"^spind: out of memory \(\d+ bytes asked\)"}  # the latter: a small one
+    bad = [(code, last) for code, last in ends if code != 0 and not re.search(told.get(code, "never"), last or "")]
+    equal(bad[:3], [], "F4: a start that is refused memory ends and says what for, wherever it was")
+    ok(len({re.sub(r"^.* E |[0-9]+", "", last) for code, last in ends if code}) > 1, "F4: which was not always the same", ends[:5])
+
+
 def main():
     slow = [POOL.submit(f) for f in (slow_heads, slow_bodies)]
     for s in slow:
@@ -395,6 +420,7 @@ def main():
     secrets()
     stuck_log()
     lost_device()
+    no_memory()
     for s in server, paced:
         settles(s, "nothing is left behind")
     for s in server, paced, keyed:
