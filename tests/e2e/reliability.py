@@ -1,5 +1,6 @@
 """docs/reliability.md holds what it says: each row of the failure table is there once, each test that it names is in the
-tree with that very sentence, the counts at its top are right, and its numbers are the code's.
+tree with that very sentence, the counts at its top are right, and its numbers are the code's. And what a row promises
+by never calling something (A5, A7, B3, B5, C10, H5) is not called.
 
 The binary: SPIND, else spind of the build (SPIND_BUILD)."""
 import ast
@@ -15,6 +16,18 @@ from _server import clean_env, done, equal, ok
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 ROWS = {"A": 16, "B": 9, "C": 13, "D": 10, "E": 11, "F": 9, "G": 10, "H": 9}  # reference/reliability.md 1
 STATES = {"tested": "tested", "tested in part": "tested in part", "no test": "without a test", "not here": "not here"}
+DAEMON = ("server", "api", "engine", "cache", "sparse", "kernels")
+TOOLS = ("engine/tool/", "api/load/")  # verbs of their own, not the daemon
+NEVER = {  # what would break a promise: a pattern, and the files that may
+    "A5: nobody makes llhttp lenient": (r"llhttp_set_lenient", ()),
+    "A7: nobody takes stack by a length": (r"\balloca\s*\(", ()),
+    "B3: nobody walks an array by index": (r"\bcJSON_GetArrayItem\s*\(", ()),
+    "B5: nobody reads a number that cJSON made an int": (r"\bvalueint\b", ()),
+    "C10: nobody connects or runs a program": (r"\b(connect|system|popen|fork|vfork|posix_spawnp?|exec[vl]p?e?)\s*\(", ()),
+    "H5: the wall clock is read for dates and the log alone": (
+        r"\bCLOCK_REALTIME\b|\bgettimeofday\s*\(|\btime\s*\((NULL|&)",
+        ("server/serve.c", "api/api.c", "api/metrics.c", "api/call.c", "kernels/log.c")),
+}
 C_TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
@@ -110,7 +123,8 @@ def failure_table(page, rows):
 
 
 def bounds(rows):
-    shipped = json.loads(subprocess.run([_server.BINARY, "serve", "--print-config"], capture_output=True, check=True, env=clean_env()).stdout)
+    shipped = json.loads(subprocess.run([_server.BINARY, "serve", "--print-config"], capture_output=True, check=True,
+                                        env=clean_env()).stdout)
     flags = [c for c in rows if c[1].startswith("`--")]
     codes = [c for c in rows if re.match(r"`\w+/", c[1])]
     ok(len(flags) > 10 and len(codes) > 10, "both tables of bounds are there", len(flags), len(codes))
@@ -121,10 +135,25 @@ def bounds(rows):
     equal(wrong, [], "the numbers of the code are in the files that are named")
 
 
+def is_never_called():
+    code = {}
+    for folder in DAEMON:
+        for where, _, names in os.walk(os.path.join(ROOT, folder)):
+            for name in names:
+                path = os.path.relpath(os.path.join(where, name), ROOT)
+                if name.endswith((".c", ".h", ".cu")) and not path.startswith(TOOLS):
+                    code[path] = C_TOKEN.sub(" ", text_of(path))
+    ok(len(code) > 150, f"{len(code)} files of the daemon are read", sorted(code)[:5])
+    for promise, (pattern, may) in NEVER.items():
+        found = {path for path, text in code.items() if re.search(pattern, text)}
+        equal((sorted(found - set(may)), [p for p in may if p not in found]), ([], []), promise)
+
+
 def main():
     page = text_of("docs/reliability.md")
     rows = list(tables(page))
     failure_table(page, [cells for _, cells in rows if re.fullmatch(r"[A-H]\d+", cells[0])])
+    is_never_called()
     bounds([cells for section, cells in rows if section == "What is bounded" and len(cells) == 4])
     done()
 
