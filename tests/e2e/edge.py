@@ -397,6 +397,42 @@ def no_memory():
     ok(len({re.sub(r"^.* E |[0-9]+", "", last) for code, last in ends if code}) > 1, "F4: which was not always the same", ends[:5])
 
 
+def any_moment():
+    """SIGTERM, and sometimes a second one, while it starts, loads, serves or drains; clients ask all the while."""
+    r = random.Random(10)
+    ends = []
+    for i in range(40):
+        process = subprocess.Popen([_server.BINARY, "serve", "--device", "mock", "--port", "0", "--mock-step-us", "2000",
+                                    "--drain-timeout", "0.2"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=clean_env())
+        server = _server.Server.__new__(_server.Server)
+        after = r.choice([b"", b"non-default", b"bound to", b"listening on", b"listening on", b"listening on"])
+        log = b"" if after else b"nothing yet"
+        while after and after not in log:
+            log += os.read(process.stderr.fileno(), 65536) or after
+        found = re.search(rb"http://\S+:(\d+)", log)
+        clients = []
+        if found:
+            server.port = int(found.group(1))
+            body = json.dumps({"prompt": "hi", "max_tokens": 500, "ignore_eos": True, "stream": True}).encode()
+            for _ in range(r.randrange(4)):
+                clients.append(server.connect())
+                clients[-1].sendall(request("POST", COMPLETION, JSON, body, key=None))
+        time.sleep(r.random() * 0.05)
+        n_signals = r.choice([1, 1, 2])
+        for _ in range(n_signals):
+            process.terminate()  # which polls first
+            time.sleep(r.random() * 0.02)
+        log += process.stderr.read()
+        code = process.wait(20)
+        early = code == -15 and b"bound to" not in log  # before it heard signals at all
+        twice = n_signals == 2 and code in (-15, 128 + 15)  # -15: it was drained, and on its way out
+        ends.append((i, code, after, log[-300:]) if not (code == 0 or early or twice) else None)
+        for s in clients:
+            s.close()
+    equal([e for e in ends if e], [], "G10: a signal at any of 40 moments ends it with 0, or at once if it is the second")
+
+
 def main():
     slow = [POOL.submit(f) for f in (slow_heads, slow_bodies)]
     for s in slow:
@@ -421,6 +457,7 @@ def main():
     stuck_log()
     lost_device()
     no_memory()
+    any_moment()
     for s in server, paced:
         settles(s, "nothing is left behind")
     for s in server, paced, keyed:
