@@ -395,11 +395,13 @@ static status read_gguf(struct gguf **out, struct plan *p, struct dictionary *v,
                         uint32_t max_positions)
 {
     struct gguf *g;
-    if (hf_is_config(path))
-        return err(ERR_ARG,
-                   "%s: describes a model but holds no weights: name a GGUF file, or let weights "
-                   "be made up for measurements (--load-format dummy)",
-                   path);
+    if (hf_is_config(path)) {
+        (void)err(ERR_ARG,
+                  "%s: describes a model but holds no weights: name a GGUF file, or let weights "
+                  "be made up for measurements (--load-format dummy)",
+                  path);
+        return ERR_ARG;
+    }
     TRY(gguf_open(&g, path));
     status st = llama_plan(p, g);
     if (st != OK)
@@ -425,8 +427,9 @@ static status read_hf(struct plan *p, struct dictionary *v, const char *path,
     if (max_positions > MAX_POSITIONS) {
         tokenizer_destroy(v->tokenizer);
         plan_fini(p);
-        return err(ERR_ARG, "%s: a context of %u was asked for, at most %d can be", path,
-                   max_positions, (int)MAX_POSITIONS);
+        (void)err(ERR_ARG, "%s: a context of %u was asked for, at most %d can be", path,
+                  max_positions, (int)MAX_POSITIONS);
+        return ERR_ARG;
     }
     if (max_positions != 0) /* what was never trained has no length of its own */
         p->shape.max_positions = max_positions;
@@ -435,7 +438,7 @@ static status read_hf(struct plan *p, struct dictionary *v, const char *path,
 
 status model_load(struct model **out, struct backend *be, const char *path, uint32_t max_positions)
 {
-    struct gguf *g;
+    struct gguf *g = NULL;
     struct plan plan;
     struct dictionary words;
     TRY(read_gguf(&g, &plan, &words, path, max_positions));
