@@ -207,14 +207,26 @@ def priorities(server):
     ok(complete(server, "free", priority=1).error["message"].startswith("priority must be from 0 to 0"), "unless given it is 0")
 
 
+def in_flight(server, who):
+    m = metrics(server, key_of("free"))
+    return sum(int(m[f'spind_tenant_{state}{{tenant="{who}"}}']) for state in ("running", "waiting"))
+
+
+def crowd(server, who, n, **fields):
+    """n streams in flight. Where n is more than run at a time, the rest waits, whatever the scheduler does."""
+    streams = []
+    for i in range(n):
+        streams.append(begin(server, who, **fields))
+        until(lambda: in_flight(server, who) == i + 1)
+    return streams
+
+
 def seats():
     """Four sequences run at a time; who is beyond that waits."""
-    file = File("seats.json").write([
-        tenant("free"), tenant("few", max_running=1, max_queued=1), tenant("short", max_queued_tokens=100, input_tokens_per_minute=200)])
-    server = mock("--tenants", file.path, "--max-num-seqs", "4", "--mock-step-us", "3000", "--queue-timeout", "60")
-    two = [begin(server, "few") for _ in range(2)]
-    until(lambda: metrics(server, key_of("free"))['spind_tenant_running{tenant="few"}'] +
-          metrics(server, key_of("free"))['spind_tenant_waiting{tenant="few"}'] == 2)
+    file = File("seats.json").write([tenant("free"), tenant("few", max_running=1, max_queued=1), tenant("short", max_queued_tokens=100),
+                                     tenant("paid", input_tokens_per_minute=100)])
+    server = mock("--tenants", file.path, "--max-num-seqs", "4", "--mock-step-us", "20000", "--queue-timeout", "60")
+    two = crowd(server, "few", 2)
     is_429(complete(server, "few"), "few", "sequences in flight", 2, "one running and one waiting are all it may have")
     equal(complete(server, "free").status, 200, "another tenant is served")
     for s in two:
@@ -222,27 +234,28 @@ def seats():
     ok(eventually(lambda: complete(server, "few").status == 200, 60), "when they have left there is room again")
     got = complete(server, "few", n=3)
     ok(got.status == 400 and got.error["param"] == "n", "more sequences than may ever be in flight: 400", got)
-    full = [begin(server, "free") for _ in range(4)]
-    until(lambda: metrics(server, key_of("free"))['spind_tenant_running{tenant="free"}'] == 4)
-    waits = begin(server, "short", prompt=[1] * 90)
-    until(lambda: metrics(server, key_of("free"))['spind_tenant_waiting{tenant="short"}'] == 1)
-    is_429(complete(server, "short", prompt=[1] * 20), "short", "queued tokens", 100, "no more prompt tokens than that may wait")
-    waits.close()
-    until(lambda: metrics(server, key_of("free"))['spind_tenant_waiting{tenant="short"}'] == 0)
-    for s in full:
+    streams = crowd(server, "short", 6, prompt=[1] * 5)
+    is_429(complete(server, "short", prompt=[1] * 95), "short", "queued tokens", 100, "no more prompt tokens than that may wait")
+    for s in streams:
         s.close()
-    got = complete(server, "short", prompt=[1] * 190)
-    equal(got.status, 200, "a prompt that left the queue unread is paid back", got)
+    until(lambda: in_flight(server, "short") == 0)
+    streams = crowd(server, "paid", 6, prompt=[1])
+    waits = begin(server, "paid", prompt=[1] * 90)
+    until(lambda: in_flight(server, "paid") == 7)
+    waits.close()
+    until(lambda: in_flight(server, "paid") == 6)
+    for s in streams:
+        s.close()
+    # Its minute would need most of one to fill by itself.
+    ok(eventually(lambda: complete(server, "paid", prompt=[1] * 90).status == 200, 20), "a prompt that left the queue unread is paid back")
     server.stop()
 
 
 def full_server():
     """What the server refuses for its own sake is 503, and costs the tenant nothing."""
     file = File("full.json").write([tenant("free"), tenant("counted", requests_per_minute=5, input_tokens_per_minute=100)])
-    server = mock("--tenants", file.path, "--max-num-seqs", "2", "--max-num-queued-reqs", "1", "--mock-step-us", "3000")
-    full = [begin(server, "free") for _ in range(3)]
-    until(lambda: metrics(server, key_of("free"))['spind_tenant_running{tenant="free"}'] == 2 and
-          metrics(server, key_of("free"))['spind_tenant_waiting{tenant="free"}'] == 1)
+    server = mock("--tenants", file.path, "--max-num-seqs", "1", "--max-num-queued-reqs", "1", "--mock-step-us", "20000")
+    full = crowd(server, "free", 2)
     got = complete(server, "counted", prompt=[1] * 50)
     ok(got.status == 503 and got.error["code"] == "server_overloaded" and 1 <= int(got.header("Retry-After")) <= 120,
        "a full server is 503, not 429", got)
@@ -294,7 +307,7 @@ def reloads(server, file, content):
 
 
 def removed(server, file, content):
-    s = begin(server, "leaver", max_tokens=1500)
+    s = begin(server, "leaver", max_tokens=4000)
     s.recv(1)
     reload(server, file, [t for t in content if t["name"] != "leaver"])
     equal(complete(server, "leaver").status, 401, "the key of a tenant that was removed: 401")
