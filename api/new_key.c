@@ -32,6 +32,6 @@ void new_key_make(struct new_key *k, const unsigned char random[NEW_KEY_RANDOM])
     sha256_init(&c);
     sha256_add(&c, k->text, strlen(k->text));
     sha256_done(&c, digest);
-    for (int i = 0; i < SHA256_BYTES; i++)
+    for (size_t i = 0; i < SHA256_BYTES; i++)
         snprintf(k->sha256 + 2 * i, 3, "%02x", digest[i]);
 }

@@ -81,7 +81,10 @@ static const char *told(struct names *l)
 
 static bool differs(const struct tenant *a, const struct tenant *b)
 {
-    return memcmp(a, b, sizeof *a) != 0; /* both were zeroed before they were filled */
+    return a->weight != b->weight || a->priority_low != b->priority_low ||
+           a->priority_high != b->priority_high || a->max_tokens != b->max_tokens ||
+           memcmp(&a->limits, &b->limits, sizeof a->limits) != 0 ||
+           memcmp(a->max_kv_bytes, b->max_kv_bytes, sizeof a->max_kv_bytes) != 0;
 }
 
 static bool is_named(const struct tenants *t, const char *name)

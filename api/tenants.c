@@ -104,7 +104,7 @@ static bool read_digest(const char *s, unsigned char out[SHA256_BYTES])
 {
     if (strlen(s) != (size_t)2 * SHA256_BYTES)
         return false;
-    for (int i = 0; i < SHA256_BYTES; i++) {
+    for (size_t i = 0; i < SHA256_BYTES; i++) {
         int high = hex_value(s[2 * i]), low = hex_value(s[2 * i + 1]);
         if (high < 0 || low < 0)
             return false;
