@@ -210,9 +210,10 @@ void admit_settle(struct api *a, struct call *call)
     if (s == NULL)
         return;
     quota_settle(&s->quota, call->charged_output, call->n_generated, now);
-    if (!call->scheduled) { /* the engine never began: it was no request */
+    if (!call->scheduled) /* the engine never began */
         quota_give_back(&s->quota, QUOTA_INPUT, call->n_prompt_tokens, now);
+    if (!call->scheduled &&
+        !call->left) /* and that was our doing: who asks and leaves, has asked */
         quota_give_back(&s->quota, QUOTA_REQUESTS, 1, now);
-    }
     s->n_calls--;
 }

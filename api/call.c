@@ -443,6 +443,7 @@ void call_gone(struct api *a, struct exchange *x)
     struct call *call = exchange_user(x);
     if (call == NULL || call->x != x)
         return;
+    call->left = true;
     call_stop(call, "abort");
     call_answered(call, 499);
     a->calls->now_us = 0;

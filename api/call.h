@@ -73,6 +73,7 @@ struct call {
     bool scheduled;       /* one of its sequences has left the engine's queue */
     bool planned;         /* a token of it attended by plan: usage tells what was chosen */
     bool head_sent;       /* the status line is out: a stream, or an answer in chunks */
+    bool left;            /* its client did not wait for the answer */
     bool cut;             /* the server is cutting the connection: write no more */
     bool waiting;         /* in calls.waiting */
     bool dead;            /* in calls.dead */

@@ -668,8 +668,105 @@ static void everything_can_be_aborted(void)
     rig_fini(&g);
 }
 
+/* --- what a tenant is charged ------------------------------------------------------------------------ */
+
+/* A tenant with the number 1, whose minute stands still. */
+static struct roster_slot *rig_tenant(struct rig *g)
+{
+    struct roster *ro = mem_alloc(sizeof *ro);
+    struct roster_slot *s = mem_alloc(sizeof *s);
+    quota_init(&s->quota, &(struct quota_limits){.per_minute = {10, 1000, 1000}}, UINT64_MAX);
+    metrics_tenants_init(&s->counts);
+    snprintf(s->rules.name, sizeof s->rules.name, "a");
+    s->number = s->life = 1;
+    s->listed = true;
+    ro->slots[1] = s;
+    g->a.roster = ro;
+    return s;
+}
+
+/* As api_body leaves it to call_start. */
+static void ask_as_tenant(struct rig *g, struct exchange *x, struct roster_slot *s)
+{
+    rig_open(x);
+    x->caller = (struct caller){.tenant = s->number, .life = s->life, .counted = true};
+    quota_take(&s->quota, QUOTA_REQUESTS, 1, 0);
+    rig_start(g, x, REQUEST_COMPLETION, "{\"prompt\":\"1234567890\",\"max_tokens\":100}");
+}
+
+static bool has_left(const struct roster_slot *s, double requests, double input, double output)
+{
+    const double *level = s->quota.level;
+    bool good = level[QUOTA_REQUESTS] == requests && level[QUOTA_INPUT] == input &&
+                level[QUOTA_OUTPUT] == output;
+    if (!good)
+        printf("# left: %g requests, %g input, %g output\n", level[QUOTA_REQUESTS],
+               level[QUOTA_INPUT], level[QUOTA_OUTPUT]);
+    return good;
+}
+
+static void a_tenant_pays_for_what_was_made(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    struct roster_slot *s = rig_tenant(&g);
+    ask_as_tenant(&g, &x, s);
+    ok(g.last.tenant == 1 && has_left(s, 9, 990, 900), "a call is charged when it is admitted");
+    ok(s->quota.n_queued == 1 && s->quota.queued_tokens == 10 && s->n_calls == 1, "and counted");
+    rig_scheduled(&g, g.ids[0]);
+    ok(s->quota.n_queued == 0 && s->quota.queued_tokens == 0 && s->quota.n_running == 1,
+       "in the queue, and where it runs");
+    rig_say(&g, g.ids[0], "abc", 0);
+    rig_done(&g, g.ids[0], DONE_STOP, RIG_EOS, 3);
+    calls_flush(&g.a);
+    ok(x.ended && has_left(s, 9, 990, 997), "of 100 tokens 3 were made: 97 come back");
+    ok(s->quota.n_running == 0 && s->n_calls == 0, "and nothing of it is left");
+    ok(s->counts.prompt_tokens == 10 && s->counts.output_tokens == 3 && s->counts.answers[2] == 1 &&
+           s->counts.ttft.sum > 0,
+       "but in the metrics");
+    rig_close(&x);
+    roster_destroy(g.a.roster);
+    rig_fini(&g);
+}
+
+static void who_leaves_has_asked(void)
+{
+    struct rig g;
+    struct exchange x;
+    rig_init(&g, 1 << 20);
+    struct roster_slot *s = rig_tenant(&g);
+    ask_as_tenant(&g, &x, s);
+    call_gone(&g.a, &x);
+    rig_done(&g, g.ids[0], DONE_CANCELLED, 0, 0);
+    calls_flush(&g.a);
+    ok(has_left(s, 9, 1000, 1000), "a prompt that nobody read is paid back, the request is not");
+    rig_close(&x);
+    ask_as_tenant(&g, &x, s);
+    calls_tick(&g.a, clock_us() + 31000000);
+    rig_done(&g, g.ids[1], DONE_CANCELLED, 0, 0);
+    calls_flush(&g.a);
+    ok(x.status == 503 && has_left(s, 9, 1000, 1000), "that is, if the queue was too long: all is");
+    rig_close(&x);
+    ask_as_tenant(&g, &x, s);
+    s->listed = false;
+    rig_scheduled(&g, g.ids[2]);
+    rig_say(&g, g.ids[2], "abc", 0);
+    rig_done(&g, g.ids[2], DONE_STOP, RIG_EOS, 3);
+    calls_flush(&g.a);
+    ok(x.status == 200 && s->n_calls == 0, "a tenant that is removed keeps what it had running");
+    rig_close(&x);
+    ask_as_tenant(&g, &x, s);
+    ok(x.status == 401 && s->n_calls == 0, "and gets nothing new");
+    rig_close(&x);
+    roster_destroy(g.a.roster);
+    rig_fini(&g);
+}
+
 int main(void)
 {
+    a_tenant_pays_for_what_was_made();
+    who_leaves_has_asked();
     a_chat_stream_is_byte_for_byte_what_clients_expect();
     the_last_text_carries_the_reason();
     a_stop_string_ends_it_at_once();
