@@ -119,8 +119,8 @@ def new_key():
     line = json.loads(re.search(r"^ +(\{.*\})$", got.stdout, re.M).group(1))
     server = mock("--tenants", File("fresh.json").write([line]).path)
     equal(get(server, "/v1/models", key=text).status, 200, "what spind key prints is a key and its line of the file")
-    ok(text not in server.log and text[12:] not in server.log, "the log does not have it")
     server.stop()
+    ok("tenant fresh" in server.log and text not in server.log and text[12:] not in server.log, "the log does not have it")
     again = subprocess.run([_server.BINARY, "key"], capture_output=True, text=True, timeout=60).stdout
     ok('{"id": "' in again and text not in again, "every key is another one")
     bad = subprocess.run([_server.BINARY, "key", "No Name"], capture_output=True, text=True, timeout=60)
@@ -142,6 +142,7 @@ def keys(server):
     equal(status(k=key("free-2")), 200, "a tenant's second key, which has not yet: 200")
     equal(status(extra=f"X-Api-Key: {key_of('requests')}\r\n", k=key_of("free")), 401, "two tenants' keys at once: 401")
     equal(status(extra=f"X-Api-Key: {key_of('free')}\r\nX-Tenant: requests\r\n"), 200, "X-Api-Key: 200")
+    eventually(lambda: "tenant free, key free-1" in server.log)
     line = [x for x in server.log.splitlines() if "tenant free, key free-1" in x]
     ok(line and " 200 " in line[-1], "the access line names tenant and key id, whatever X-Tenant says", line)
     ok(not any("tenant" in x for x in server.log.splitlines() if " 401 " in x), "that of a 401 names nobody")
@@ -373,6 +374,7 @@ def secrets(server):
     ask(server, COMPLETION, {"prompt": CANARY}, key=CANARY)
     get(server, "/" + CANARY, key=CANARY)
     page = get(server, "/metrics", key=key_of("free")).body.decode()
+    until(lambda: "GET none 401" in server.log)  # that was the last of them: the log may be behind
     ok("spind_tenant" in page and CANARY not in page, "no key and no prompt is in the metrics")
     ok("tenant free" in server.log and CANARY not in server.log, "nor in the log, at its most talkative")
 
