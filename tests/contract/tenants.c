@@ -226,8 +226,8 @@ static void who_asked_little_has_saved_nothing_up(void)
     const struct load l = {60, 40, 6};
     for (uint32_t i = 0; i < 6000; i++) {
         keep_waiting(&w, 1, &l);
-        if (tenant(&w, 2)->n_running + tenant(&w, 2)->n_waiting == 0)
-            submit_of(&w, 2, 1, 200); /* never without a sequence for more than a step */
+        if (tenant(&w, 2)->n_running + tenant(&w, 2)->n_waiting < 2)
+            submit_of(&w, 2, 1, 100 + rnd(100)); /* never without a sequence */
         tick(&w);
     }
     const double missed = served(1) - served(2), a = served(1), b = served(2);
@@ -329,6 +329,66 @@ static void rows_are_shared_between_those_that_are_seated(void)
     double percent = 100 * served(1) / (served(1) + served(2));
     ok(fabs(percent - 50) <= 5,
        "documents of one tenant beside short prompts of another have %.1f %%", percent);
+    world_close(&w);
+}
+
+/* ---- bounds ---- */
+
+static void a_tenant_at_its_bound_holds_nobody_back(void)
+{
+    struct world w;
+    world_open(&w, 200, 8, 64);
+    struct tenant_bounds b = {1, 1, {TENANT_NO_BOUND, TENANT_NO_BOUND}};
+    tenants_entitle(&w.s.tenants, 1, &b);
+    for (int i = 0; i < 3; i++)
+        submit_of(&w, 1, 20, 100);
+    const uint64_t id = submit_of(&w, 2, 20, 5)->id;
+    tick(&w);
+    ok(tenant(&w, 1)->n_running == 1 && seen.first[id] == 1,
+       "a tenant that is at its bound of sequences holds nobody back");
+    b = (struct tenant_bounds){1, TENANT_NO_BOUND, {20, TENANT_NO_BOUND}};
+    tenants_entitle(&w.s.tenants, 1, &b);
+    const uint64_t other = submit_of(&w, 2, 20, 5)->id;
+    tick(&w);
+    ok(tenant(&w, 1)->n_running == 1 && seen.first[other] == 2, "nor one at its bound of blocks");
+    run_out(&w);
+    is_int(w.finished, 5, "and all end");
+    world_close(&w);
+}
+
+static void note_blocks(void *arg, struct sequence *q)
+{
+    struct world *w = arg;
+    w->blocks = residence_holds(&w->s, q, KV_HBM);
+}
+
+/* Another tenant had the same prompt computed: what is found is more than this one may have in HBM. */
+static void a_hit_beyond_the_bound_goes_down(void)
+{
+    const struct size z = {
+        .hbm = 2000, .dram = 4000, .max_seqs = 8, .max_rows = 256, .caching = true};
+    const struct tenant_bounds b = {1, TENANT_NO_BOUND, {260, TENANT_NO_BOUND}};
+    struct world w;
+    world_open_sized(&w, &z);
+    struct sequence *first = submit_sparse(&w, 4200, 2, 1, "quest", 0.05f);
+    uint32_t *tokens = mem_alloc(4200 * sizeof *tokens);
+    memcpy(tokens, first->tokens, 4200 * sizeof *tokens);
+    while (step(&w))
+        ;
+    tenants_entitle(&w.s.tenants, 1, &b);
+    w.tenant = 1;
+    struct sequence *q = submit_sparse(&w, 4200, 300, 1, "quest", 0.15f);
+    memcpy(q->tokens, tokens, 4200 * sizeof *tokens);
+    CHECK(sched_plan(&w.s, 1, note_blocks, on_refused, &w));
+    bool kept = w.blocks > 0 && w.blocks <= 260;
+    uint32_t steps = 0;
+    for (; step(&w) && w.finished < 2; steps++)
+        kept &= residence_holds(&w.s, q, KV_HBM) <= 260;
+    ok(kept && steps > 290 && w.finished == 2,
+       "a hit of 525 blocks for a tenant that may have 260 goes down at once, and stays there");
+    ok(w.s.cached_tokens >= 4096, "and is not cut: %llu rows",
+       (unsigned long long)w.s.cached_tokens);
+    mem_free(tokens);
     world_close(&w);
 }
 
@@ -607,11 +667,15 @@ static void long_histories_end_well(uint64_t seed, uint32_t histories)
                                .max_rows = 256,
                                .caching = i % 2 == 0};
         history_open(&h, seed + i, &z);
-        for (uint32_t t = 0; t < h.n; t++) /* what is refused is another test's */
-            if (h.bounds[t].max_blocks[KV_HBM] < 450) {
-                h.bounds[t].max_blocks[KV_HBM] = 450;
-                tenants_entitle(&h.w.s.tenants, t, &h.bounds[t]);
-            }
+        for (uint32_t t = 0; t < h.n; t++) { /* what is refused is another test's */
+            struct tenant_bounds *l = &h.bounds[t];
+            if (l->max_blocks[KV_HBM] == TENANT_NO_BOUND)
+                continue;
+            l->max_blocks[KV_HBM] = 250 + rnd(300);
+            if (l->max_blocks[KV_HBM] < 450 && l->max_blocks[KV_DRAM] != TENANT_NO_BOUND)
+                l->max_blocks[KV_DRAM] = 450;
+            tenants_entitle(&h.w.s.tenants, t, l);
+        }
         for (int k = 0; k < 400; k++) {
             h.w.tenant = rnd(h.n);
             h.w.priority = (int32_t)rnd(3) - 1;
@@ -657,6 +721,8 @@ int main(int argc, char **argv)
     a_light_tenant_beside_31_heavy_ones();
     priorities_are_inside_a_tenant();
     rows_are_shared_between_those_that_are_seated();
+    a_tenant_at_its_bound_holds_nobody_back();
+    a_hit_beyond_the_bound_goes_down();
     who_has_most_by_its_weight_goes_first();
     the_bus_is_shared_by_weight();
     a_quiet_tenant_does_not_wait_for_answers_to_end();
