@@ -709,6 +709,12 @@ static void long_histories_end_well(uint64_t seed, uint32_t histories)
     ok(spills > 0 && pauses > 0 && preemptions > 0, "and there were some of each");
 }
 
+#ifdef __SANITIZE_ADDRESS__
+enum { HISTORIES = 1000, LONG_ONES = 10 }; /* a world is many allocations, slow to check */
+#else
+enum { HISTORIES = 10000, LONG_ONES = 40 };
+#endif
+
 int main(int argc, char **argv)
 {
     uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
@@ -726,7 +732,7 @@ int main(int argc, char **argv)
     who_has_most_by_its_weight_goes_first();
     the_bus_is_shared_by_weight();
     a_quiet_tenant_does_not_wait_for_answers_to_end();
-    short_histories_end_well(seed, 10000);
-    long_histories_end_well(seed, 40);
+    short_histories_end_well(seed, HISTORIES);
+    long_histories_end_well(seed, LONG_ONES);
     return tap_done();
 }
