@@ -709,11 +709,8 @@ static void long_histories_end_well(uint64_t seed, uint32_t histories)
     ok(spills > 0 && pauses > 0 && preemptions > 0, "and there were some of each");
 }
 
-#ifdef __SANITIZE_ADDRESS__
-enum { HISTORIES = 1000, LONG_ONES = 10 }; /* a world is many allocations, slow to check */
-#else
-enum { HISTORIES = 10000, LONG_ONES = 40 };
-#endif
+/* A world is many allocations, slow to check. */
+enum { HISTORIES = TAP_SANITIZED ? 1000 : 10000, LONG_ONES = TAP_SANITIZED ? 10 : 40 };
 
 int main(int argc, char **argv)
 {
