@@ -71,8 +71,8 @@ static void set_wait(struct api *a, const struct roster_slot *s, const struct qu
     uint64_t ms = (why->wait_us + 999) / 1000;
     if (ms == 0) /* when others end: it waits as whoever finds the server full */
         ms = (uint64_t)submit_retry_after(a->calls) * 1000;
-    else /* equal answers would come back together */
-        ms = ms * (80 + splitmix_next(&a->calls->random) % 41) / 100;
+    else /* equal answers would come back together; and who comes earlier than this is refused again */
+        ms = ms * (100 + splitmix_next(&a->calls->random) % 41) / 100;
     ms = ms < 1 ? 1 : ms > LONGEST_WAIT_MS ? LONGEST_WAIT_MS : ms;
     error_set(e, 429, NULL, NULL,
               "Rate limit reached for tenant '%s' on %s: limit %llu%s, used %llu, requested %llu. "

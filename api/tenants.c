@@ -222,8 +222,9 @@ static status read_keys(struct reader *r, const cJSON *v, uint32_t tenant)
 
 static status read_range(struct reader *r, const cJSON *v, struct tenant *to)
 {
-    const cJSON *low = cJSON_GetArrayItem(v, 0), *high = cJSON_GetArrayItem(v, 1);
-    if (!cJSON_IsArray(v) || cJSON_GetArraySize(v) != 2 || !is_whole(low, INT32_MIN, INT32_MAX) ||
+    const cJSON *low = cJSON_IsArray(v) ? v->child : NULL;
+    const cJSON *high = low != NULL ? low->next : NULL;
+    if (high == NULL || high->next != NULL || !is_whole(low, INT32_MIN, INT32_MAX) ||
         !is_whole(high, INT32_MIN, INT32_MAX) || low->valuedouble > high->valuedouble)
         return BAD(r, "priority", "must be two whole numbers, the smaller first: [0, 10]");
     to->priority_low = (int32_t)low->valuedouble;

@@ -111,10 +111,10 @@ def pipelined_streams():
 
 
 def routes(server):
-    """A server with a key; nothing but four empty pages is open, and no spelling of a path leads around that."""
+    """A server with a key; nothing but four empty pages and the chat page is open, and no spelling of a path leads around that."""
     real = (COMPLETION, CHAT, "/v1/models", "/v1/models/m", "/metrics", "/version", "/tokenize", "/detokenize", "/tokenizer_info", "/load",
             "/calls",
-            "/admin", "/admin/v1/tenants", "/invocations", "/pause", "/docs", "/ui")
+            "/admin", "/admin/v1/tenants", "/invocations", "/pause", "/docs", "/uix", "/ui/")
     spelled = [p for r in real for p in (r, "/" + r, r + "/", r.upper(), "/x/.." + r, "/health/.." + r, "/%2e%2e" + r, "/." + r,
                                          r + "?x=/health", "/health;" + r)]
     wrong = [(method, p, got) for p in spelled for method in ("GET", "POST")
