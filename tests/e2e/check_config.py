@@ -54,11 +54,11 @@ def what_is_used(d):
     fine(mock, "the environment, too", "  port = 77 (environment)", env=clean_env(PORT="77"))
     fine((*mock, "--host", "0.0.0.0", "--api-key-file", keys), "a file of keys", "keys:    2")
     tenant = {"name": "research", "keys": [{"id": "k1", "sha256": "0" * 64}]}
-    tenants = file_of(folder, "tenants.json", json.dumps({"tenants": [tenant]}))
+    tenants = file_of(d, "tenants.json", json.dumps({"tenants": [tenant]}))
     wrong((*mock, "--tenants", tenants), 78, "a file of tenants that others may read", "chmod")
     os.chmod(tenants, 0o600)
     fine((*mock, "--host", "0.0.0.0", "--tenants", tenants), "a file of tenants", "keys:    1, of 1 tenant")
-    bad = file_of(folder, "bad.json", json.dumps({"tenants": [{**tenant, "weight": -1}]}))
+    bad = file_of(d, "bad.json", json.dumps({"tenants": [{**tenant, "weight": -1}]}))
     os.chmod(bad, 0o600)
     wrong((*mock, "--tenants", bad), 78, "a weight that is none", "weight")
     code, out, err = run("check-config", *mock, "--api-key", "S3CRETthree", "--api-key-file", keys)
