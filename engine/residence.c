@@ -226,11 +226,13 @@ status residence_check_bounds(const struct sched *s, const struct sequence *q)
 {
     const struct tenant *n = tenant_of(s, q);
     struct kv_counts c;
+    if (!has_bounds(n))
+        return OK;
     kv_counts(s->kv, &c);
     uint32_t longest = q->n_prompt + q->max_tokens, whole = blocks_for(s, longest), least = whole;
     uint32_t hbm = min_u32(n->max_blocks[KV_HBM], c.total[KV_HBM]);
     bool dram_holds = !c.dram_ended || whole <= c.total[KV_DRAM];
-    if (!has_bounds(n) || whole <= hbm)
+    if (whole <= hbm)
         return OK;
     if (q->in != NULL && kv_has_dram(s->kv) && whole > n->max_blocks[KV_DRAM])
         return err(ERR_ARG,

@@ -195,7 +195,10 @@ static status check(struct load *l)
 static void tell(struct load *l, bool last)
 {
     const struct tally *t = l->crowd.tally;
-    double s = (double)(clock_us() - t->started_us) / 1e6;
+    uint64_t now = clock_us();
+    if (now < t->started_us) /* the flood alone */
+        return;
+    double s = (double)(now - t->started_us) / 1e6;
     uint64_t over = t->all.n_good + t->all.n_failed;
     uint64_t of = (uint64_t)l->spec.users * l->spec.turns;
     bool looked_at = isatty(STDERR_FILENO) != 0;
@@ -279,6 +282,8 @@ static void run(struct load *l, struct tally *tally, bool flooded)
     uv_unref((uv_handle_t *)&l->interrupt);
     uv_run(&l->loop, UV_RUN_DEFAULT);
     tally->ended_us = l->flood_tally.ended_us = clock_us();
+    if (tally->started_us > tally->ended_us) /* interrupted before it began */
+        tally->started_us = tally->ended_us;
     tell(l, true);
     close_own(l);
     uv_run(&l->loop, UV_RUN_DEFAULT);
